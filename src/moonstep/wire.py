@@ -1,0 +1,110 @@
+"""What the halves say to each other: a plan a step, and each rank's report of what became of it.
+
+Everything here is plain data that pickles small: the engine pickles a plan once and every worker
+unpickles it. Rows are numpy arrays, so that a plan for a million tokens is one buffer and not a
+million objects. A plan is never changed after it was made: the in-process executor hands the
+worker the very object the scheduler half built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int32]
+"""Copies between KV blocks and slots, one a row: see the column names below."""
+
+GROUP: Final = 0
+BLOCK: Final = 1
+SLOT: Final = 2
+GENERATION: Final = 3
+ROW_COLUMNS: Final = 4
+
+
+def make_rows(rows: list[tuple[int, int, int, int]]) -> Rows:
+    """An ``(n, 4)`` int32 array of ``(group, block, slot, generation)``."""
+    if not rows:
+        return NO_ROWS
+    return np.array(rows, dtype=np.int32)
+
+
+NO_ROWS: Final[Rows] = np.empty((0, ROW_COLUMNS), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class ReqMeta:
+    """What a plan says of one request: its restores are the rows ``[start, stop)``."""
+
+    request_id: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What every worker does in one step. Built by the scheduler half in ``build_connector_meta``.
+
+    ``restores`` are carried out before the forward pass: a worker compares the generation of each
+    slot with the row's *before the first byte* and stops the engine when one differs. ``captures``
+    run after the forward pass and give their slots the row's generation. A slot may appear in both:
+    the restore reads what was there before the capture.
+    """
+
+    step: int
+    restores: Rows = field(default_factory=lambda: NO_ROWS)
+    captures: Rows = field(default_factory=lambda: NO_ROWS)
+    restores_of: tuple[ReqMeta, ...] = ()
+    received: tuple[str, ...] = ()
+    """Requests whose asynchronous load ends with this step's restores."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (len(self.restores) or len(self.captures) or self.received)
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank says after a step.
+
+    ``captured`` lists what *arrived*: steps whose captures were carried out whole. A step at or
+    below ``through`` that no report of this rank lists has failed there, whatever the reason.
+    The counters are totals since the start.
+    """
+
+    slots: int
+    through: int
+    captured: tuple[int, ...] = ()
+    capture_bytes: int = 0
+    restore_bytes: int = 0
+    capture_ns: int = 0
+    restore_ns: int = 0
+
+    def merged(self, later: RankReport) -> RankReport:
+        """This report and a later one of the same rank as one."""
+        return RankReport(
+            slots=later.slots,
+            through=max(self.through, later.through),
+            captured=self.captured + later.captured,
+            capture_bytes=later.capture_bytes,
+            restore_bytes=later.restore_bytes,
+            capture_ns=later.capture_ns,
+            restore_ns=later.restore_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """The reports of one or more ranks for one step, by rank in the engine."""
+
+    by_rank: dict[int, RankReport]
+
+    def aggregate(self, other: WorkerReport) -> WorkerReport:
+        """Both reports as one: what the engine does with the reports of all workers of a step."""
+        by_rank = dict(self.by_rank)
+        for rank, report in other.by_rank.items():
+            known = by_rank.get(rank)
+            by_rank[rank] = report if known is None else known.merged(report)
+        return WorkerReport(by_rank)
