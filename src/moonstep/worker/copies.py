@@ -1,0 +1,164 @@
+"""The copy loop: blocks to slots and back, one compiled call a step, outside the GIL."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from moonstep.wire import BLOCK, GROUP, NO_ROWS, SLOT, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from moonstep.worker.arena import Arena
+    from moonstep.worker.pieces import Piece
+
+logger = logging.getLogger(__name__)
+
+# Columns of the table of pieces.
+_ADDRESS: Final = 0
+_STRIDE: Final = 1
+_NBYTES: Final = 2
+_OFFSET: Final = 3
+
+_ALL_GOOD: Final = -1
+
+_memcpy = types.ExternalFunction("memcpy", types.voidptr(types.intp, types.intp, types.intp))
+
+
+class BadRow(RuntimeError):
+    """A row names a group, block or slot that is not there. Nothing has been copied."""
+
+
+class CopyTable(NamedTuple):
+    """The pieces of all groups as arrays: group ``g`` has ``pieces[starts[g]:starts[g + 1]]``."""
+
+    starts: npt.NDArray[np.int64]
+    pieces: npt.NDArray[np.int64]
+
+
+def copy_table(groups: Sequence[Sequence[Piece]]) -> CopyTable:
+    """The groups' pieces in the form the compiled loop reads."""
+    starts = np.cumsum([0] + [len(pieces) for pieces in groups], dtype=np.int64)
+    flat = [
+        (piece.address, piece.block_stride_bytes, piece.nbytes, piece.slot_offset)
+        for pieces in groups
+        for piece in pieces
+    ]
+    return CopyTable(starts, np.array(flat, dtype=np.int64).reshape(len(flat), 4))
+
+
+class Copier:
+    """Copies between one engine's KV memory and one arena. For memory that the CPU addresses.
+
+    Built once: the loop is compiled, or loaded from numba's cache on disk, and run on no rows, so
+    that no step waits for that. The memory behind the pieces' addresses must outlive the copier.
+    """
+
+    def __init__(self, arena: Arena, groups: Sequence[Sequence[Piece]], block_count: int) -> None:
+        self._arena = arena
+        self._table = copy_table(groups)
+        self._block_count = block_count
+        self._loop = compiled_loop()
+        self.blocks_to_slots(NO_ROWS)
+        self.slots_to_blocks(NO_ROWS)
+
+    def blocks_to_slots(self, rows: Rows) -> None:
+        """Copy each row's block to its slot. Raises ``BadRow`` before the first byte."""
+        self._copy(rows, to_slots=True)
+
+    def slots_to_blocks(self, rows: Rows) -> None:
+        """Copy each row's slot to its block. Raises ``BadRow`` before the first byte."""
+        self._copy(rows, to_slots=False)
+
+    def _copy(self, rows: Rows, *, to_slots: bool) -> None:
+        arena = self._arena
+        bad = self._loop(
+            np.ascontiguousarray(rows, dtype=np.int32),
+            self._table.starts,
+            self._table.pieces,
+            self._block_count,
+            arena.address,
+            arena.slots,
+            arena.slot_bytes,
+            to_slots,
+        )
+        if bad != _ALL_GOOD:
+            group, block, slot = (int(rows[bad, column]) for column in (GROUP, BLOCK, SLOT))
+            raise BadRow(
+                f"row {bad} names group {group}, block {block}, slot {slot}; there are "
+                f"{len(self._table.starts) - 1} groups, blocks 1 to {self._block_count - 1} "
+                f"and {arena.slots} slots"
+            )
+
+
+def _copy_rows(
+    rows: Rows,
+    starts: npt.NDArray[np.int64],
+    pieces: npt.NDArray[np.int64],
+    block_count: int,
+    arena_address: int,
+    slot_count: int,
+    slot_bytes: int,
+    to_slots: bool,
+) -> int:
+    """Check every row, then copy every row's pieces. Returns the first bad row, or -1.
+
+    Row by row, so that a slot is read or written from end to end. Block 0 is the engine's null
+    block (vLLM 0.32.0, ``BlockPool.null_block``): it never holds anything, so no row may name it.
+    """
+    group_count = starts.shape[0] - 1
+    for row in range(rows.shape[0]):
+        if not (
+            0 <= rows[row, GROUP] < group_count
+            and 0 < rows[row, BLOCK] < block_count
+            and 0 <= rows[row, SLOT] < slot_count
+        ):
+            return row
+    for row in range(rows.shape[0]):
+        group = rows[row, GROUP]
+        block = np.int64(rows[row, BLOCK])
+        slot_address = arena_address + np.int64(rows[row, SLOT]) * slot_bytes
+        for piece in range(starts[group], starts[group + 1]):
+            in_block = pieces[piece, _ADDRESS] + block * pieces[piece, _STRIDE]
+            in_slot = slot_address + pieces[piece, _OFFSET]
+            if to_slots:
+                _memcpy(in_slot, in_block, pieces[piece, _NBYTES])
+            else:
+                _memcpy(in_block, in_slot, pieces[piece, _NBYTES])
+    return _ALL_GOOD
+
+
+# Read-only rows are accepted, since a plan may lie in a buffer that its reader cannot write.
+_LOOP_SIGNATURE: Final = types.int64(
+    types.Array(types.int32, 2, "C", readonly=True),
+    types.Array(types.int64, 1, "C", readonly=True),
+    types.Array(types.int64, 2, "C", readonly=True),
+    types.int64,
+    types.int64,
+    types.int64,
+    types.int64,
+    types.boolean,
+)
+
+
+@functools.cache
+def compiled_loop() -> Callable[..., int]:
+    """``_copy_rows`` as machine code that runs without the GIL.
+
+    Kept on disk beside this file or in numba's cache directory; where neither can be written the
+    loop is compiled at each start.
+    """
+    compiler = functools.partial(numba.njit, [_LOOP_SIGNATURE], nogil=True)
+    try:
+        loop: Callable[..., int] = compiler(cache=True)(_copy_rows)
+    except RuntimeError:
+        logger.info("the copy loop is compiled anew: numba finds no place for its cache")
+        loop = compiler(cache=False)(_copy_rows)
+    return loop
