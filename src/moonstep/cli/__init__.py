@@ -1,1 +1,1 @@
-"""TODO"""
+"""The command line: ``moonstep demo``, ``moonstep audit``, ``moonstep bench``."""

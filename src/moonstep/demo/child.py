@@ -1,0 +1,134 @@
+"""The child process of the demo: one engine, all phases, figures as JSON lines.
+
+    python -m moonstep.demo.child FD < plan.json
+
+``FD`` is an open pipe; each line written to it is one event: ``{"phase": ..., "done": ..., "of":
+...}`` on the way and one ``{"figures": {...}}`` at the end. Standard output is the engine's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+from moonstep.demo.plan import DemoPlan
+from moonstep.demo.prompts import make_prompts
+from moonstep.demo.session import Answer, Prompt, Session, memcpy_bytes_per_s
+
+Emit = Callable[[str, int, int], None]
+
+_PR_SET_PDEATHSIG: Final = 1
+_SEED_PROMPTS, _SEED_WARM_UP, _SEED_STEADY, _SEED_STORM = 1, 2, 3, 4
+
+
+def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
+    """Run every phase on a fresh session and return the figures as plain data.
+
+    The order is the same with and without a connector. Between a prompt's first visit and its
+    return all other prompts pass through a KV memory that holds two, so the engine's own cache has
+    given its blocks away.
+    """
+    prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
+    emit("warming up", 0, 1)
+    _warm_up(session, plan)
+    firsts, repeats, returns = _visits(session, plan, prompts, emit)
+    restored_bytes = max((a.connector.restored_bytes for a in returns), default=0)
+    memcpy = [memcpy_bytes_per_s(restored_bytes)] if restored_bytes else []
+    gaps = _gaps(session, plan, prompts, emit)
+    if restored_bytes:
+        memcpy.append(memcpy_bytes_per_s(restored_bytes))
+    storm = _storm(session, plan, emit)
+    return {
+        "start_s": session.start_s,
+        "first_visits": [asdict(a) for a in firsts],
+        "immediate_repeats": [asdict(a) for a in repeats],
+        "returns": [asdict(a) for a in returns],
+        "memcpy_bytes_per_s": memcpy,
+        "gaps_s": gaps,
+        "storm": asdict(storm),
+    }
+
+
+def _prompts(
+    session: Session, plan: DemoPlan, count: int, seed: int, tokens: int | None = None
+) -> list[Prompt]:
+    size = plan.prompt_tokens if tokens is None else tokens
+    return make_prompts(session.encode, count=count, tokens=size, seed=seed)
+
+
+def _warm_up(session: Session, plan: DemoPlan) -> None:
+    # One prompt through all ways, so that no measured one pays for a first use of anything.
+    (prompt,) = _prompts(session, plan, 1, _SEED_WARM_UP)
+    for _ in range(2):
+        session.answer(prompt, plan.answer_tokens)
+    session.forget()
+    session.answer(prompt, plan.answer_tokens)
+
+
+def _visits(
+    session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit
+) -> tuple[list[Answer], list[Answer], list[Answer]]:
+    firsts, repeats, returns = [], [], []
+    for done, prompt in enumerate(prompts):
+        emit("prompts seen for the first time", done, len(prompts))
+        firsts.append(session.answer(prompt, plan.answer_tokens))
+        repeats.append(session.answer(prompt, plan.answer_tokens))
+    for done, prompt in enumerate(prompts):
+        emit("the same prompts come back", done, len(prompts))
+        returns.append(session.answer(prompt, plan.answer_tokens))
+    return firsts, repeats, returns
+
+
+def _gaps(session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit) -> list[float]:
+    emit("prompts come back while another request decodes", 0, 1)
+    (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
+    returning = prompts[: plan.gap_returns]
+    return session.token_gaps(steady, returning, plan.gap_spacing_tokens, plan.answer_tokens)
+
+
+def _storm(session: Session, plan: DemoPlan, emit: Emit) -> Any:
+    session.forget()
+    prompts = _prompts(
+        session, plan, plan.storm_requests, _SEED_STORM, tokens=plan.storm_prompt_tokens
+    )
+    phase = "storm: more requests than KV memory"
+    emit(phase, 0, len(prompts))
+    return session.storm(
+        prompts, plan.storm_answer_tokens, lambda done: emit(phase, done, len(prompts))
+    )
+
+
+def _die_with_parent() -> None:
+    # Whatever ends the demo, SIGKILL included, ends its engine: Linux sends the signal.
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or parent == 1:
+        sys.exit("the demo that started this engine is gone")
+
+
+def main() -> None:
+    """Read the plan from standard input and write events to the pipe named on the command line."""
+    _die_with_parent()
+    plan = DemoPlan.from_json(json.load(sys.stdin))
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
+
+        def emit(phase: str, done: int, of: int) -> None:
+            print(json.dumps({"phase": phase, "done": done, "of": of}), file=pipe)
+
+        emit("starting the engine", 0, 1)
+        session = Session(plan)
+        try:
+            figures = measure(session, plan, emit)
+        finally:
+            session.close()
+        print(json.dumps({"figures": figures}), file=pipe)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The demo from start to end: two engines, one after the other, then the verdicts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moonstep.demo.figures import Check, EngineFigures, checks
+from moonstep.demo.plan import DemoPlan, usable_cpus
+from moonstep.demo.process import EngineFailed, engine_events
+from moonstep.demo.report import print_checks, print_figures, write_json
+
+
+def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
+    """Measure, show and write ``out/demo.json``. The engines' logs lie beside it.
+
+    Raises:
+        EngineFailed: an engine did not start or did not finish; no process is left behind.
+    """
+    start = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    cpus = usable_cpus()
+    plans = {
+        "no connector": DemoPlan(str(model), with_moonstep=False, cpus=cpus),
+        "Moonstep": DemoPlan(str(model), with_moonstep=True, cpus=cpus),
+    }
+    raw = {
+        name: _measure(name, plan, out / f"demo-{name.lower().replace(' ', '-')}.log", console)
+        for name, plan in plans.items()
+    }
+    plain, ours = (EngineFigures.from_raw(figures) for figures in raw.values())
+    verdicts = checks(plain, ours)
+    seconds = time.perf_counter() - start
+    print_figures(console, plans["Moonstep"], plain, ours)
+    print_checks(console, verdicts)
+    write_json(
+        out / "demo.json",
+        {
+            "seconds": seconds,
+            "settings": {name: plan.to_json() for name, plan in plans.items()},
+            "figures": {"no connector": plain, "Moonstep": ours},
+            "checks": verdicts,
+            "raw": raw,
+        },
+    )
+    console.print(f"{seconds:.0f} s in all; figures: {out / 'demo.json'}")
+    return verdicts
+
+
+def _measure(name: str, plan: DemoPlan, log: Path, console: Console) -> dict[str, Any]:
+    figures: dict[str, Any] | None = None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress, engine_events(plan, log) as events:
+        task = None
+        phase = ""
+        for event in events:
+            if "figures" in event:
+                figures = event["figures"]
+            elif event["phase"] != phase:
+                if task is not None:
+                    _finish(progress, task)
+                phase = event["phase"]
+                task = progress.add_task(f"{name}: {phase}", total=event["of"])
+            elif task is not None:
+                progress.update(task, completed=event["done"])
+        if task is not None and figures is not None:
+            _finish(progress, task)
+    if figures is None:
+        raise EngineFailed(f"the engine sent no figures; its log is {log}")
+    return figures
+
+
+def _finish(progress: Progress, task: Any) -> None:
+    progress.update(task, completed=progress.tasks[task].total)
+    progress.stop_task(task)
