@@ -1,1 +1,1 @@
-"""TODO"""
+"""The worker half: host memory, and the copies between it and the KV blocks of the engine."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from numba import types
 
 from moonstep.wire import BLOCK, GROUP, NO_ROWS, SLOT, Rows
+from moonstep.worker.rows import Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +31,6 @@ _OFFSET: Final = 3
 _ALL_GOOD: Final = -1
 
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.intp, types.intp, types.intp))
-
-
-class BadRow(RuntimeError):
-    """A row names a group, block or slot that is not there. Nothing has been copied."""
 
 
 class CopyTable(NamedTuple):
@@ -64,7 +61,7 @@ class Copier:
     def __init__(self, arena: Arena, groups: Sequence[Sequence[Piece]], block_count: int) -> None:
         self._arena = arena
         self._table = copy_table(groups)
-        self._block_count = block_count
+        self._bounds = Bounds(groups=len(groups), blocks=block_count, slots=arena.slots)
         self._loop = compiled_loop()
         self.blocks_to_slots(NO_ROWS)
         self.slots_to_blocks(NO_ROWS)
@@ -83,19 +80,14 @@ class Copier:
             np.ascontiguousarray(rows, dtype=np.int32),
             self._table.starts,
             self._table.pieces,
-            self._block_count,
+            self._bounds.blocks,
             arena.address,
             arena.slots,
             arena.slot_bytes,
             to_slots,
         )
         if bad != _ALL_GOOD:
-            group, block, slot = (int(rows[bad, column]) for column in (GROUP, BLOCK, SLOT))
-            raise BadRow(
-                f"row {bad} names group {group}, block {block}, slot {slot}; there are "
-                f"{len(self._table.starts) - 1} groups, blocks 1 to {self._block_count - 1} "
-                f"and {arena.slots} slots"
-            )
+            raise self._bounds.bad_row(rows, bad)
 
 
 def _copy_rows(
@@ -110,8 +102,8 @@ def _copy_rows(
 ) -> int:
     """Check every row, then copy every row's pieces. Returns the first bad row, or -1.
 
-    Row by row, so that a slot is read or written from end to end. Block 0 is the engine's null
-    block (vLLM 0.32.0, ``BlockPool.null_block``): it never holds anything, so no row may name it.
+    Bad means what ``Bounds.first_bad_row`` means. Row by row, so that a slot is read or written
+    from end to end.
     """
     group_count = starts.shape[0] - 1
     for row in range(rows.shape[0]):
