@@ -89,7 +89,7 @@ class Settings:
             values[name] = parse(key, value)
         return cls(**values)
 
-    def check(self, slot_bytes: int, world_size: int, available_bytes: int) -> None:
+    def check(self, slot_bytes: int, world_size: int, machine_bytes: int) -> None:
         """Raise when the host cache cannot hold a block, or is more than the machine has.
 
         ``slot_bytes`` is the memory of one block of one group on one rank.
@@ -98,8 +98,8 @@ class Settings:
         if self.host_cache_bytes < need:
             remedy = f"one block takes {need} bytes over {world_size} rank(s): give at least that"
             raise SettingError("host_cache", self.host_cache_bytes, remedy)
-        if self.host_cache_bytes > available_bytes:
-            remedy = f"this machine has {available_bytes} bytes of free memory: give less"
+        if self.host_cache_bytes > machine_bytes:
+            remedy = f"this machine has {machine_bytes} bytes of memory in all: give less"
             raise SettingError("host_cache", self.host_cache_bytes, remedy)
 
 

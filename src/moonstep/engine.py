@@ -13,7 +13,7 @@ BlockHash = bytes
 
 
 class Request(Protocol):
-    """``vllm.v1.request.Request``: a live object of the scheduler; its numbers move by themselves."""
+    """``vllm.v1.request.Request``: a live object of the scheduler, whose numbers move."""
 
     request_id: str
     num_computed_tokens: int
@@ -44,7 +44,7 @@ class BlockPool(Protocol):
 
 
 class AllocatedBlocks(Protocol):
-    """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's whole table when it is admitted."""
+    """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's whole table."""
 
     def get_block_ids(self) -> tuple[list[int], ...]: ...
 

@@ -1,0 +1,105 @@
+"""What leaves the host cache first.
+
+Slots hang on *chains*: one for each life, in the order of the prefix. A slot belongs to the chain
+that used it last. The chain that was unused longest gives first, and gives its tail before its
+head: a prefix without its head is worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+ChainId = int
+
+
+class EvictionPolicy(Protocol):
+    """Order among slots. It never owns a slot: the index tells it what comes, goes and is used."""
+
+    def add(self, chain: ChainId, slot: int) -> None:
+        """``slot`` is new, and is the deepest block of ``chain`` so far."""
+
+    def use(self, chain: ChainId, slots: Iterable[int]) -> None:
+        """``chain`` uses these slots, head first: they are its own from here on."""
+
+    def remove(self, slot: int) -> None:
+        """``slot`` is free again."""
+
+    def choose(self, may_leave: Callable[[ChainId, int], bool]) -> int | None:
+        """The slot that should leave first among those that may, or ``None``.
+
+        ``may_leave(chain, slot)`` is asked for the deepest slot of each chain in turn; a chain
+        whose deepest slot has to stay is passed over whole. Nothing is removed.
+        """
+
+
+@dataclass(slots=True)
+class _Chain:
+    slots: list[int] = field(default_factory=list)
+    live: int = 0
+
+
+class LruPolicy:
+    """Least recently used chain first; within a chain the tail before the head.
+
+    Adding and removing cost O(1); a use costs O(slots used). A slot that moved to another chain, or
+    was freed, stays listed in its old chain until the walk from the tail drops it (``_chain_of``
+    tells).
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[ChainId, _Chain] = {}  # Invariant: oldest use first, none without a slot
+        self._chain_of: dict[int, ChainId] = {}
+
+    def add(self, chain: ChainId, slot: int) -> None:
+        self._refresh(chain)
+        self._attach(chain, slot)
+
+    def use(self, chain: ChainId, slots: Iterable[int]) -> None:
+        entry = self._refresh(chain)
+        for slot in slots:
+            if self._chain_of.get(slot) != chain:
+                self.remove(slot)
+                self._attach(chain, slot)
+        if not entry.live:
+            del self._chains[chain]
+
+    def remove(self, slot: int) -> None:
+        chain = self._chain_of.pop(slot, None)
+        if chain is None:
+            return
+        entry = self._chains[chain]
+        entry.live -= 1
+        if not entry.live:
+            del self._chains[chain]
+
+    def choose(self, may_leave: Callable[[ChainId, int], bool]) -> int | None:
+        for chain, entry in self._chains.items():
+            slots = entry.slots
+            while self._chain_of.get(slots[-1]) != chain:
+                slots.pop()
+            if may_leave(chain, slots[-1]):
+                return slots[-1]
+        return None
+
+    def __len__(self) -> int:
+        return len(self._chain_of)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every chain counts exactly the slots that name it."""
+        for chain, entry in self._chains.items():
+            listed = {s for s in entry.slots if self._chain_of.get(s) == chain}
+            assert len(listed) == entry.live > 0, f"chain {chain}: {len(listed)} != {entry.live}"
+        assert sum(e.live for e in self._chains.values()) == len(self._chain_of)
+
+    def _refresh(self, chain: ChainId) -> _Chain:
+        entry = self._chains.pop(chain, None) or _Chain()
+        self._chains[chain] = entry
+        return entry
+
+    def _attach(self, chain: ChainId, slot: int) -> None:
+        entry = self._chains[chain]
+        entry.slots.append(slot)
+        entry.live += 1
+        self._chain_of[slot] = chain

@@ -1,0 +1,95 @@
+"""What the scheduler half remembers of a request: one tracker for each life, and nothing beside it.
+
+A life is one admission of a request. It ends by finish, by preemption, or when its id appears among
+a step's new requests again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moonstep.engine import Request
+from moonstep.scheduler.tables import BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What an admitted request gets from the host cache: tokens ``[local, local + external)``."""
+
+    local_tokens: int
+    external_tokens: int
+
+    @property
+    def stop_tokens(self) -> int:
+        return self.local_tokens + self.external_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What ``update_state_after_alloc`` said of a request in the step that is being built."""
+
+    request: Request
+    tables: tuple[Sequence[int], ...]
+    load: LoadSpec | None
+
+
+class RequestTracker:
+    """One life of a request, from its admission to its end.
+
+    ``life`` is a number no other life has; ``tables`` are the request's block tables of this step;
+    ``next_block`` is, for each group, the position of the first block not yet looked at for
+    keeping, and ``first_own_block`` that of the first block this life computes itself (in part, if
+    the life began inside it); ``token_len`` counts the tokens known to be settled.
+    """
+
+    __slots__ = (
+        "due_step",
+        "first_own_block",
+        "life",
+        "next_block",
+        "request",
+        "saves",
+        "tables",
+        "token_len",
+    )
+
+    def __init__(
+        self,
+        life: int,
+        request: Request,
+        tables: BlockTables,
+        first_own_block: Sequence[int],
+        *,
+        saves: bool,
+    ) -> None:
+        self.life = life
+        self.request = request
+        self.tables = tables
+        self.first_own_block = tuple(first_own_block)
+        self.next_block = [0] * len(self.first_own_block)
+        self.token_len = 0
+        self.saves = saves
+        self.due_step = 0
+
+    def settle(self, num_scheduled_tokens: int) -> None:
+        """Note the tokens that are settled once this step's forward pass has run.
+
+        Drafts and placeholders are scheduled too; a token counts only when it is the request's own
+        (``num_tokens``).
+        """
+        computed = self.request.num_computed_tokens + num_scheduled_tokens
+        self.token_len = min(computed, self.request.num_tokens)
+
+
+def full_blocks(token_len: int, block_tokens: int, hash_count: int) -> int:
+    """How many leading blocks are settled whole and have a name.
+
+    Hashes may lag behind the tokens (async scheduling), so both bound it.
+
+    >>> full_blocks(token_len=70, block_tokens=16, hash_count=5)
+    4
+    >>> full_blocks(token_len=80, block_tokens=16, hash_count=4)
+    4
+    """
+    return min(token_len // block_tokens, hash_count)
