@@ -29,20 +29,18 @@ class Arena:
 
     The memory is faulted in by a daemon thread, so that building an arena takes no time however
     large it is; a capture into memory that is not there yet faults it in itself. Bytes and
-    generations belong to the engine's worker thread, which alone calls ``close``.
+    generations belong to the engine's worker thread, which alone calls ``close``. Raises
+    ``MemoryError`` when the system does not give the address space.
     """
 
     def __init__(self, slots: int, slot_bytes: int, *, fault_in: bool = True) -> None:
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self.generation: npt.NDArray[np.int32] = np.full(slots, EMPTY, dtype=np.int32)
-        nbytes = slots * slot_bytes
-        # A mapping of no bytes is refused by the system; an arena of no slots is not an error here.
-        self._mapping = mmap.mmap(
-            -1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._mapping = _map(slots, slot_bytes)
+        self.memory: npt.NDArray[np.uint8] = np.frombuffer(
+            self._mapping, np.uint8, slots * slot_bytes
         )
-        _advise_huge_pages(self._mapping)
-        self.memory: npt.NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8, nbytes)
+        self.generation: npt.NDArray[np.int32] = np.full(slots, EMPTY, dtype=np.int32)
         self._closing = threading.Event()
         self._fault_thread = threading.Thread(
             target=self._fault_in, name="moonstep-arena", daemon=True
@@ -65,8 +63,9 @@ class Arena:
         return self.memory[start : start + self.slot_bytes]
 
     def wait_until_faulted_in(self, timeout_s: float) -> bool:
-        """Whether the background thread has ended within ``timeout_s``."""
-        self._fault_thread.join(timeout_s)
+        """Whether the background thread has ended, or ends within ``timeout_s``."""
+        if self._fault_thread.is_alive():
+            self._fault_thread.join(timeout_s)
         return not self._fault_thread.is_alive()
 
     def close(self) -> None:
@@ -91,9 +90,20 @@ class Arena:
                 return
 
 
-def _advise_huge_pages(mapping: mmap.mmap) -> None:
-    """Huge pages fault in several times faster and miss the TLB less. A wish, not a need."""
+def _map(slots: int, slot_bytes: int) -> mmap.mmap:
+    """Anonymous private memory for the slots. An arena of no slots gets a page that nothing uses.
+
+    Huge pages fault in several times faster and miss the TLB less; they are a wish, not a need.
+    """
+    nbytes = max(slots * slot_bytes, mmap.PAGESIZE)
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(
+            f"the system gives no memory for {slots} slots of {slot_bytes} bytes: {error}"
+        ) from error
     try:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     except (AttributeError, OSError):
         logger.debug("no huge pages for the host cache", exc_info=True)
+    return mapping

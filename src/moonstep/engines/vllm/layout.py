@@ -186,6 +186,8 @@ def lay_out(runs: Sequence[Run]) -> tuple[Piece, ...]:
 
 def _runs(view: View, steps: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
     """Offsets and size of the runs in a block, from its (stride, size) pairs, smallest first."""
+    if steps and steps[0][0] == 0:
+        raise view.refused("parts of one block overlap")
     run_bytes = view.item_bytes
     outer = list(steps)
     while outer and outer[0][0] == run_bytes:
@@ -193,12 +195,9 @@ def _runs(view: View, steps: Sequence[tuple[int, int]]) -> tuple[list[int], int]
     if outer and run_bytes == view.item_bytes:
         raise view.refused("no two of its items are neighbours")
     offsets = sorted(
-        sum(at)
-        for at in itertools.product(*(range(0, step * size, step or 1) for step, size in outer))
+        sum(at) for at in itertools.product(*(range(0, step * size, step) for step, size in outer))
     )
-    if any(step == 0 for step, _ in outer) or any(
-        after - before < run_bytes for before, after in itertools.pairwise(offsets)
-    ):
+    if any(after - before < run_bytes for before, after in itertools.pairwise(offsets)):
         raise view.refused("parts of one block overlap")
     return offsets, run_bytes
 
