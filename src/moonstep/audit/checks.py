@@ -1,0 +1,145 @@
+"""Checks: what has to hold after every step and at the end of a history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from moonstep.audit import pool
+from moonstep.audit.findings import Kind
+
+if TYPE_CHECKING:
+    from moonstep.audit.engine import Engine
+    from moonstep.audit.inspector import Inspector
+
+IDLE_DEADLINE_S = 5.0
+FLUSH_STEPS = 20
+
+
+class ThreadWatch:
+    """Threads that were started with the engine, and exceptions that ended threads."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+        self._own: list[threading.Thread] = []
+        self._died: list[str] = []
+        self._hook = threading.excepthook
+        threading.excepthook = self._note
+
+    def started(self) -> None:
+        """Construction is over: the threads that came with it have to live."""
+        self._own = [thread for thread in threading.enumerate() if thread not in self._before]
+
+    def dead(self) -> str | None:
+        """What happened to a thread that is no longer there, or None."""
+        if self._died:
+            return self._died[0]
+        for thread in self._own:
+            if not thread.is_alive():
+                return f"thread {thread.name} is gone"
+        return None
+
+    def left(self) -> list[str]:
+        """Threads that would keep the process from ending."""
+        return [
+            thread.name
+            for thread in threading.enumerate()
+            if thread not in self._before and thread.is_alive() and not thread.daemon
+        ]
+
+    def close(self) -> None:
+        """Put the exception hook back."""
+        threading.excepthook = self._hook
+
+    def _note(self, args: Any) -> None:
+        name = args.thread.name if args.thread is not None else "?"
+        self._died.append(f"thread {name} ended with {args.exc_type.__name__}: {args.exc_value}")
+
+
+def after_step(engine: Engine) -> None:
+    """The pool's books, the connector's books, and every object it keeps."""
+    if problem := pool.discrepancy(engine.scheduler):
+        engine.report(Kind.BOOKS, problem)
+    if problem := engine.threads.dead():
+        engine.report(Kind.THREAD_DIED, problem)
+    if engine.inspector is not None:
+        check_books(engine, engine.inspector)
+        if engine.counts.steps % engine.limits.kept_every == 0:
+            compare_kept(engine, engine.inspector)
+
+
+def check_books(engine: Engine, inspector: Inspector) -> None:
+    """Ask the connector whether its books add up."""
+    try:
+        inspector.check()
+    except AssertionError as error:
+        engine.report(Kind.BOOKS, f"the connector's books: {error}")
+
+
+def compare_kept(engine: Engine, inspector: Inspector) -> None:
+    """Compare what the connector keeps with the oracle, by block hash."""
+    for kept in inspector.kept():
+        memory = engine.ranks[kept.rank].memory
+        states = engine.registry.states(kept.block_hash, memory.block_tokens[kept.group])
+        engine.counts.kept_compared += 1
+        if states is None:
+            engine.report(Kind.WRONG_KEPT, f"a hash nobody computed: {kept.block_hash.hex()}")
+        elif memory.block_bytes(kept.group, states ^ engine.salt) != kept.payload:
+            engine.report(
+                Kind.WRONG_KEPT,
+                f"rank {kept.rank} group {kept.group}: the object under {kept.block_hash.hex()} "
+                "does not hold the KV of that prefix",
+            )
+
+
+def at_end(engine: Engine) -> None:
+    """Everything is as at the start: no block, job, request or thread is missing or left."""
+    check_requests(engine)
+    flush(engine)
+    if blocks := pool.leaked(engine.scheduler):
+        engine.report(Kind.LEAK, f"blocks {blocks} are still referenced, no request is left")
+    if problem := pool.discrepancy(engine.scheduler):
+        engine.report(Kind.BOOKS, problem)
+    if engine.inspector is not None:
+        wait_until_idle(engine, engine.inspector)
+        check_books(engine, engine.inspector)
+        compare_kept(engine, engine.inspector)
+    if problem := engine.threads.dead():
+        engine.report(Kind.THREAD_DIED, problem)
+
+
+def check_requests(engine: Engine) -> None:
+    """Every request either ended for its client or was aborted by it."""
+    if engine.scheduler.requests:
+        engine.report(Kind.LEAK, f"requests {sorted(engine.scheduler.requests)} never left")
+    for name in engine.clients:
+        check_ended(engine, name)
+
+
+def check_ended(engine: Engine, name: str) -> None:
+    """A request that the scheduler no longer knows came to an end that its client has heard of."""
+    client = engine.clients.get(name)
+    if client is None or client.ended or client.aborted or client.streaming:
+        return
+    engine.report(Kind.LOST_REQUEST, f"no end after {client.received} tokens", name)
+
+
+def flush(engine: Engine) -> None:
+    """A few steps without a request, as the next arrival would cause them."""
+    if engine.scheduler.connector is None:
+        return
+    for _ in range(FLUSH_STEPS):
+        engine.empty_step()
+        if engine.inspector is not None and engine.inspector.idle():
+            return
+
+
+def wait_until_idle(engine: Engine, inspector: Inspector) -> None:
+    """Jobs in the background get a while to end; one that does not is a finding."""
+    deadline = time.monotonic() + IDLE_DEADLINE_S
+    while not inspector.idle():
+        if time.monotonic() > deadline:
+            engine.report(Kind.NOT_IDLE, f"work is left: {inspector.counts()}")
+        engine.empty_step()
+        time.sleep(0.001)

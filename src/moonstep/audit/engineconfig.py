@@ -1,0 +1,225 @@
+"""Engine configuration: a Shape and a connector turned into vLLM's own configuration objects."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    resolve_cache_hit_alignment_tokens,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from moonstep.audit.oracle import VOCABULARY
+
+if TYPE_CHECKING:
+    from moonstep.audit.shape import Shape
+
+HEAD_SIZE = 4
+LoadFailurePolicy = Literal["fail", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorChoice:
+    """Which connector is driven; `name` is a registered name or `module:Class`, None for none."""
+
+    name: str | None = None
+    extra_config: dict[str, Any] = field(default_factory=dict)
+    role: str = "kv_both"
+    load_failure_policy: LoadFailurePolicy = "fail"
+
+    def transfer_config(self) -> Any:
+        """vLLM's `KVTransferConfig` for this choice, or None."""
+        if self.name is None:
+            return None
+        module, _, class_name = self.name.rpartition(":")
+        return KVTransferConfig(
+            kv_connector=class_name,
+            kv_connector_module_path=module or None,
+            kv_role=self.role,
+            kv_connector_extra_config=dict(self.extra_config),
+            kv_load_failure_policy=self.load_failure_policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the scheduler and the ranks are built from."""
+
+    vllm_config: Any
+    scheduler_kv: Any
+    rank_kv: tuple[Any, ...]
+    scheduler_block_tokens: int
+    hash_block_tokens: int
+
+
+@lru_cache(maxsize=1)
+def _model_folder() -> str:
+    """A folder with nothing but a tiny model's configuration."""
+    folder = tempfile.mkdtemp(prefix="audit-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    heads = 4
+    facts = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16 * heads,
+        "intermediate_size": 64,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+    }
+    Path(folder, "config.json").write_text(json.dumps(facts))
+    return folder
+
+
+@lru_cache(maxsize=32)
+def _model_config(max_tokens: int) -> Any:
+    return ModelConfig(
+        model=_model_folder(),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=max_tokens,
+        seed=0,
+    )
+
+
+def _spec_of(shape: Shape, kind: str) -> Any:
+    heads = max(1, shape.heads // shape.ranks)
+    common = {
+        "block_size": shape.block_tokens,
+        "num_kv_heads": heads,
+        "head_size": HEAD_SIZE,
+        "dtype": torch.float32,
+    }
+    if kind == "window":
+        return SlidingWindowSpec(**common, sliding_window=shape.window_tokens)
+    return FullAttentionSpec(**common)
+
+
+def _rank_specs(shape: Shape) -> list[dict[str, Any]]:
+    """For each rank: layer name to KV cache spec; pipeline stages hold different layers."""
+    kinds = {
+        "full": ["full"],
+        "window": ["window"],
+        "full+window": ["full", "window"],
+        "full+full": ["full", "full"],
+    }[shape.groups]
+    ranks: list[dict[str, Any]] = []
+    stage_layers = shape.layers * len(kinds)
+    for stage in range(shape.stages):
+        layers = {
+            f"model.layers.{index}.self_attn.attn": _spec_of(shape, kinds[index % len(kinds)])
+            for index in range(stage * stage_layers, (stage + 1) * stage_layers)
+        }
+        ranks.extend(dict(layers) for _ in range(shape.ranks))
+    return ranks
+
+
+def _scheduler_config(shape: Shape) -> Any:
+    return SchedulerConfig(
+        max_num_seqs=shape.seats,
+        max_num_batched_tokens=shape.budget_tokens,
+        max_model_len=shape.max_tokens,
+        enable_chunked_prefill=shape.chunked,
+        is_encoder_decoder=False,
+        policy=shape.policy,
+        async_scheduling=False,
+    )
+
+
+def _speculative_config(shape: Shape, model_config: Any) -> Any:
+    if not shape.drafts:
+        return None
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=shape.drafts,
+        prompt_lookup_max=3,
+        target_model_config=model_config,
+        target_parallel_config=ParallelConfig(),
+    )
+
+
+def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
+    """Configuration of one engine.
+
+    The CPU platform switches asynchronous scheduling off while the configuration is
+    built, so it is set afterwards; so is the runner, which `VllmConfig.use_v2_model_runner`
+    reads from the environment each time.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    model_config = _model_config(shape.max_tokens)
+    vllm_config = VllmConfig(
+        model_config=model_config,
+        cache_config=CacheConfig(
+            block_size=shape.block_tokens,
+            enable_prefix_caching=shape.prefix_caching,
+            num_gpu_blocks_override=shape.blocks,
+        ),
+        scheduler_config=_scheduler_config(shape),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=shape.ranks, pipeline_parallel_size=shape.stages
+        ),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=connector.transfer_config(),
+        speculative_config=_speculative_config(shape, model_config),
+    )
+    vllm_config.cache_config.block_size = shape.block_tokens
+    vllm_config.cache_config.kv_cache_layout = shape.layout
+    vllm_config.scheduler_config.enable_chunked_prefill = shape.chunked
+    rank_kv = get_kv_cache_configs(
+        vllm_config, _rank_specs(shape), [1 << 30] * (shape.ranks * shape.stages)
+    )
+    scheduler_kv = generate_scheduler_kv_cache_config(rank_kv)
+    vllm_config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
+    scheduler_block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(
+        scheduler_kv, vllm_config
+    )
+    alignment_tokens = resolve_cache_hit_alignment_tokens(
+        scheduler_kv, vllm_config, scheduler_block_tokens, hash_block_tokens
+    )
+    for config in (*rank_kv, scheduler_kv):
+        config.kv_cache_layout = shape.layout
+        config.hash_block_size = hash_block_tokens
+        config.cache_hit_alignment_tokens = alignment_tokens
+    vllm_config.scheduler_config.async_scheduling = shape.asynchronous
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if shape.runner == "v2" else "0"
+    return EngineConfig(
+        vllm_config=vllm_config,
+        scheduler_kv=scheduler_kv,
+        rank_kv=tuple(rank_kv),
+        scheduler_block_tokens=scheduler_block_tokens,
+        hash_block_tokens=hash_block_tokens,
+    )
+
+
+def for_rank(vllm_config: Any, rank: int) -> Any:
+    """A worker's configuration: the engine's, with the worker's own rank."""
+    own = copy.copy(vllm_config)
+    own.parallel_config = copy.copy(vllm_config.parallel_config)
+    own.parallel_config.rank = rank
+    return own
