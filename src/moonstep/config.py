@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, Final, Self
 
 _UNITS: Final = {
@@ -28,6 +29,15 @@ _UNITS: Final = {
     "tib": 1 << 40,
     "tb": 10**12,
 }
+
+
+class CaptureMode(Enum):
+    """When a block is captured into the host cache."""
+
+    EAGER = "eager"
+    """As soon as a step fills it, and again when it is about to go and was evicted meanwhile."""
+    LAZY = "lazy"
+    """When the engine is about to lose it."""
 
 
 class SettingError(ValueError):
@@ -59,9 +69,22 @@ def _parse_count(setting: str, value: object) -> int:
     return value
 
 
-_PARSERS: Final = {
+def _parse_capture(setting: str, value: object) -> CaptureMode:
+    try:
+        return CaptureMode(value)
+    except ValueError:
+        known = " or ".join(repr(mode.value) for mode in CaptureMode)
+        raise SettingError(setting, value, f"write {known}") from None
+
+
+_PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "host_cache": ("host_cache_bytes", parse_size),
     "min_hit_tokens": ("min_hit_tokens", _parse_count),
+    "capture": ("capture", _parse_capture),
+    "victim_bytes": ("victim_bytes", parse_size),
+    "leaver_bytes": ("leaver_bytes", parse_size),
+    "sync_restore_bytes": ("sync_restore_bytes", parse_size),
+    "restore_slice_bytes": ("restore_slice_bytes", parse_size),
 }
 
 
@@ -73,6 +96,16 @@ class Settings:
     """Host memory for kept blocks, of the whole engine; its ranks share it evenly."""
     min_hit_tokens: int = 0
     """Hits that would save fewer tokens than this are not restored."""
+    capture: CaptureMode = CaptureMode.LAZY
+    """When blocks are captured."""
+    victim_bytes: int = 256 << 20
+    """Most that one step captures of the requests it preempts, on one rank."""
+    leaver_bytes: int = 256 << 20
+    """Most that one step captures of what the engine is about to overwrite, on one rank."""
+    sync_restore_bytes: int = 64 << 20
+    """Most that one step restores at once, on one rank; what is larger is loaded in slices."""
+    restore_slice_bytes: int = 32 << 20
+    """Size of such a slice, on one rank: a step copies one."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -81,7 +114,7 @@ class Settings:
         Raises:
             SettingError: for an unknown key, a value of the wrong type, an impossible size.
         """
-        values: dict[str, int] = {}
+        values: dict[str, Any] = {}
         for key, value in raw.items():
             if key not in _PARSERS:
                 raise SettingError(key, value, _unknown_remedy(key))

@@ -17,6 +17,7 @@ class Request(Protocol):
 
     request_id: str
     num_computed_tokens: int
+    num_preemptions: int
     block_hashes: Sequence[BlockHash]
     kv_transfer_params: Mapping[str, Any] | None
     skip_reading_prefix_cache: bool | None
@@ -30,10 +31,18 @@ class Block(Protocol):
 
     block_id: int
     ref_cnt: int
+    next_free_block: Block | None
 
     @property
     def block_hash(self) -> bytes | None:
         """Block hash and group id (4 bytes, big-endian) as one, or ``None``."""
+
+
+class FreeBlockQueue(Protocol):
+    """``vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue``: the next to be handed out first."""
+
+    num_free_blocks: int
+    fake_free_list_head: Block
 
 
 class BlockPool(Protocol):
@@ -41,6 +50,7 @@ class BlockPool(Protocol):
 
     blocks: Sequence[Block]
     enable_caching: bool
+    free_block_queue: FreeBlockQueue
 
 
 class AllocatedBlocks(Protocol):

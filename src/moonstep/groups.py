@@ -21,12 +21,14 @@ class GroupKind(Enum):
 class Group:
     """One KV-cache group as both halves see it.
 
-    ``index`` is the engine's number of the group, ``block_tokens`` the tokens of one block.
+    ``index`` is the engine's number of the group, ``block_tokens`` the tokens of one block and
+    ``block_bytes`` its bytes on one rank.
     """
 
     index: int
     kind: GroupKind
     block_tokens: int
+    block_bytes: int
     layer_names: tuple[str, ...]
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moonstep.scheduler.index import Placement
+from moonstep.scheduler.captures import Capture
 from moonstep.wire import RankReport
 
 
 @dataclass(slots=True)
 class _OpenStep:
-    placements: list[Placement]
+    captures: list[Capture]
     waiting_for: set[int]
     failed: bool = False
 
@@ -25,7 +25,7 @@ class Settled:
     """The end of one step's captures: on every rank, or not."""
 
     step: int
-    placements: list[Placement]
+    captures: list[Capture]
     captured: bool
 
 
@@ -37,11 +37,11 @@ class CaptureLedger:
         self._open: dict[int, _OpenStep] = {}  # Invariant: by ascending step
 
     def __len__(self) -> int:
-        return sum(len(step.placements) for step in self._open.values())
+        return sum(len(step.captures) for step in self._open.values())
 
-    def open(self, step: int, placements: list[Placement]) -> None:
+    def open(self, step: int, captures: list[Capture]) -> None:
         """Note what ``step`` captures. Steps ascend."""
-        self._open[step] = _OpenStep(placements, set(range(self._rank_count)))
+        self._open[step] = _OpenStep(captures, set(range(self._rank_count)))
 
     def settle(self, by_rank: Mapping[int, RankReport]) -> Iterator[Settled]:
         """Take in reports; yield the steps on which every rank has now spoken, oldest first."""
@@ -56,4 +56,4 @@ class CaptureLedger:
         ended = [step for step, entry in self._open.items() if not entry.waiting_for]
         for step in ended:
             entry = self._open.pop(step)
-            yield Settled(step, entry.placements, captured=not entry.failed)
+            yield Settled(step, entry.captures, captured=not entry.failed)

@@ -7,21 +7,29 @@ head: a prefix without its head is worth nothing.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 ChainId = int
+
+
+class Place(NamedTuple):
+    """Where a block stands in a prefix: on which chain, and how many blocks lie before it."""
+
+    chain: ChainId
+    depth: int
 
 
 class EvictionPolicy(Protocol):
     """Order among slots. It never owns a slot: the index tells it what comes, goes and is used."""
 
-    def add(self, chain: ChainId, slot: int) -> None:
-        """``slot`` is new, and is the deepest block of ``chain`` so far."""
+    def add(self, place: Place, slot: int) -> None:
+        """``slot`` is new, at ``place``; its chain was used just now."""
 
-    def use(self, chain: ChainId, slots: Iterable[int]) -> None:
-        """``chain`` uses these slots, head first: they are its own from here on."""
+    def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
+        """``chain`` uses these ``(depth, slot)``, head first: they are its own from here on."""
 
     def remove(self, slot: int) -> None:
         """``slot`` is free again."""
@@ -36,32 +44,32 @@ class EvictionPolicy(Protocol):
 
 @dataclass(slots=True)
 class _Chain:
-    slots: list[int] = field(default_factory=list)
+    slots: list[tuple[int, int]] = field(default_factory=list)
     live: int = 0
 
 
 class LruPolicy:
     """Least recently used chain first; within a chain the tail before the head.
 
-    Adding and removing cost O(1); a use costs O(slots used). A slot that moved to another chain, or
-    was freed, stays listed in its old chain until the walk from the tail drops it (``_chain_of``
-    tells).
+    Adding and removing cost O(1) (a shallower slot is inserted in place), a use O(slots used). A
+    slot that moved to another chain, or was freed, stays listed in its old chain until the walk
+    from the tail drops it (``_chain_of`` tells).
     """
 
     def __init__(self) -> None:
         self._chains: dict[ChainId, _Chain] = {}  # Invariant: oldest use first, none without a slot
         self._chain_of: dict[int, ChainId] = {}
 
-    def add(self, chain: ChainId, slot: int) -> None:
-        self._refresh(chain)
-        self._attach(chain, slot)
+    def add(self, place: Place, slot: int) -> None:
+        self._refresh(place.chain)
+        self._attach(place.chain, place.depth, slot)
 
-    def use(self, chain: ChainId, slots: Iterable[int]) -> None:
+    def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
         entry = self._refresh(chain)
-        for slot in slots:
+        for depth, slot in slots:
             if self._chain_of.get(slot) != chain:
                 self.remove(slot)
-                self._attach(chain, slot)
+                self._attach(chain, depth, slot)
         if not entry.live:
             del self._chains[chain]
 
@@ -77,10 +85,11 @@ class LruPolicy:
     def choose(self, may_leave: Callable[[ChainId, int], bool]) -> int | None:
         for chain, entry in self._chains.items():
             slots = entry.slots
-            while self._chain_of.get(slots[-1]) != chain:
+            while self._chain_of.get(slots[-1][1]) != chain:
                 slots.pop()
-            if may_leave(chain, slots[-1]):
-                return slots[-1]
+            slot = slots[-1][1]
+            if may_leave(chain, slot):
+                return slot
         return None
 
     def __len__(self) -> int:
@@ -89,7 +98,7 @@ class LruPolicy:
     def check(self) -> None:
         """Raise AssertionError unless every chain counts exactly the slots that name it."""
         for chain, entry in self._chains.items():
-            listed = {s for s in entry.slots if self._chain_of.get(s) == chain}
+            listed = {s for _, s in entry.slots if self._chain_of.get(s) == chain}
             assert len(listed) == entry.live > 0, f"chain {chain}: {len(listed)} != {entry.live}"
         assert sum(e.live for e in self._chains.values()) == len(self._chain_of)
 
@@ -98,8 +107,12 @@ class LruPolicy:
         self._chains[chain] = entry
         return entry
 
-    def _attach(self, chain: ChainId, slot: int) -> None:
+    def _attach(self, chain: ChainId, depth: int, slot: int) -> None:
         entry = self._chains[chain]
-        entry.slots.append(slot)
+        item = (depth, slot)
+        if not entry.slots or entry.slots[-1] < item:
+            entry.slots.append(item)
+        else:
+            insort(entry.slots, item)
         entry.live += 1
         self._chain_of[slot] = chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from moonstep.config import RequestOptions, SettingError, Settings
+from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
 from moonstep.engine import (
     AllocatedBlocks,
     BlockPool,
@@ -14,16 +14,20 @@ from moonstep.engine import (
     SchedulerOutput,
 )
 from moonstep.groups import Group
-from moonstep.scheduler.index import HostIndex, Placement
+from moonstep.scheduler.captures import Budget, Capture, CapturePlanner
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
+from moonstep.scheduler.loads import LoadQueue, Restore
+from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
-from moonstep.scheduler.policies import LruPolicy
+from moonstep.scheduler.policies import LruPolicy, Place
+from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tables import BlockTables
-from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker, full_blocks
+from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
-from moonstep.scheduler.witness import Witness, block_key
-from moonstep.wire import ReqMeta, StepPlan, WorkerReport, make_rows
+from moonstep.scheduler.witness import Witness
+from moonstep.wire import StepPlan, WorkerReport, make_rows
 
 logger = logging.getLogger(__name__)
 
@@ -43,25 +47,42 @@ class MooncakeStoreScheduler:
         tokens_per_decode: int = 1,
     ) -> None:
         self.stats = SchedulerStats()
-        self.index = HostIndex(len(groups), LruPolicy())
+        self.index = HostIndex(len(groups), LruPolicy(), Residency())
         self.lives: dict[str, RequestTracker] = {}
         self._settings = settings
         self._groups = tuple(groups)
         self._rank_count = rank_count
         self._tokens_per_decode = tokens_per_decode
+        self._mode = settings.capture
         self._slots_by_rank: dict[int, int] = {}
-        self._ledger = CaptureLedger(rank_count)
         self._witness = Witness()
+        self._lookahead = LookAhead()
+        self._planner = CapturePlanner(
+            groups, self.index, self._witness, self._lookahead, self.stats
+        )
+        self._ledger = CaptureLedger(rank_count)
+        self._loads = LoadQueue(self.index, self._witness)
+        self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
+        self._outdated: set[str] = set()  # of these, those from before a reset
         self._wheel: Wheel[RequestTracker] = Wheel()
         self._step = 0
         self._life_count = 0
-        # Said by the engine within the step that is being built; emptied when its plan is made.
-        self._local_tokens: dict[str, int] = {}
+        # Said within the step that is being built; emptied when its plan is made.
+        self._promises: dict[str, LoadSpec] = {}
         self._admitted: dict[str, Admission] = {}
+        self._sync_bytes = 0
 
     def bind_block_pool(self, pool: BlockPool) -> None:
-        """Take the engine's block pool as a witness. Once, before the first step."""
+        """Take the engine's block pool as a witness. Once, before the first step.
+
+        An engine without prefix caching forgets a block when it frees it, so there is no later
+        moment at which to capture it: everything is captured as it fills.
+        """
         self._witness.bind(pool)
+        self._lookahead.bind(pool)
+        self.index.residency.bind(pool)
+        if not pool.enable_caching:
+            self._mode = CaptureMode.EAGER
 
     # What the engine asks and says while it builds a step.
 
@@ -72,30 +93,39 @@ class MooncakeStoreScheduler:
         except SettingError as error:
             logger.warning("request %s: %s; the defaults apply", request.request_id, error)
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
-        """Tokens beyond the engine's own hit that can be restored in this step.
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """Tokens beyond the engine's own hit that can be restored, and whether in slices.
 
         ``num_computed_tokens`` is that hit, a multiple of the block size. May be asked again in
-        every step; changes nothing but the note of what was asked.
+        every step; changes nothing but the note of what was answered.
         """
-        self._local_tokens[request.request_id] = num_computed_tokens
-        if request.skip_reading_prefix_cache or not _options(request).load:
-            return 0
-        hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
-        return hit if hit >= self._settings.min_hit_tokens else 0
+        hit = 0
+        if not request.skip_reading_prefix_cache and _options(request).load:
+            hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
+            if hit < self._settings.min_hit_tokens:
+                hit = 0
+        left_bytes = self._settings.sync_restore_bytes - self._sync_bytes
+        sliced = hit > 0 and self._bytes_of(hit) > left_bytes
+        self._promises[request.request_id] = LoadSpec(num_computed_tokens, hit, sliced)
+        return hit, sliced
 
     def update_state_after_alloc(
         self, request: Request, blocks: AllocatedBlocks, num_external_tokens: int
     ) -> None:
         """A request is admitted in this step, with its tables and with what it is to be given.
 
-        ``num_external_tokens`` may be less than was answered, down to 0.
+        ``num_external_tokens`` may be less than was answered, down to 0. A sliced load comes here
+        twice: when its blocks are allocated, and with 0 when it runs at last.
         """
-        request_id = request.request_id
         load = None
         if num_external_tokens:
-            load = LoadSpec(self._local_tokens[request_id], num_external_tokens)
-        self._admitted[request_id] = Admission(request, blocks.get_block_ids(), load)
+            promise = self._promises[request.request_id]
+            load = LoadSpec(promise.local_tokens, num_external_tokens, promise.sliced)
+            if not load.sliced:
+                self._sync_bytes += self._bytes_of(num_external_tokens)
+        self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
         """A request has ended. True would keep its blocks from being freed: never needed here."""
@@ -106,22 +136,26 @@ class MooncakeStoreScheduler:
         """The plan of the step that ``output`` describes.
 
         Order is everything: lives end before anything of this step is taken over, so a preempted,
-        re-used or resumed id starts clean.
+        re-used or resumed id starts clean. Slots are promised before any is given away.
         """
         self._step += 1
         self.stats.steps += 1
-        self._end_lives(output)
+        victims = self._end_lives(output)
         self._start_lives(output)
         self._extend_tables(output.scheduled_cached_reqs)
-        restores, restores_of = self._plan_restores()
-        captures = self._plan_captures(output)
-        self._local_tokens.clear()
+        self._start_loads()
+        self._loads.advance(self._settings.restore_slice_bytes)
+        rows, restores_of, received = self._loads.take()
+        captures = self._plan_captures(output, victims)
+        self._promises.clear()
         self._admitted.clear()
+        self._sync_bytes = 0
         return StepPlan(
             step=self._step,
-            restores=make_rows(restores),
-            captures=make_rows([(p.group, b, p.slot, p.generation) for p, b in captures]),
+            restores=make_rows(rows),
+            captures=make_rows([(p.group, b, p.slot, p.generation) for p, b, _ in captures]),
             restores_of=restores_of,
+            received=received,
         )
 
     def update_connector_output(self, report: WorkerReport) -> None:
@@ -129,13 +163,16 @@ class MooncakeStoreScheduler:
         if not self.index.slot_count:
             self._count_slots(report)
         for settled in self._ledger.settle(report.by_rank):
-            for placement in settled.placements:
-                self._settle_capture(placement, captured=settled.captured)
+            for capture in settled.captures:
+                self._settle_capture(capture, captured=settled.captured)
 
     def reset_cache(self) -> bool:
         """Forget all that is kept; what running requests computed before is not kept later."""
         self.index.reset()
         self._witness.forget()
+        self._lookahead.forget()
+        self._loads.outdate()
+        self._outdated.update(self._sliced)
         for tracker in self.lives.values():
             tracker.saves = False
             self._wheel.leave(tracker)
@@ -146,23 +183,41 @@ class MooncakeStoreScheduler:
         self.index.check()
         assert self.index.planned_count == len(self._ledger), "captures without an owner"
         assert not self._admitted, f"admissions left over: {list(self._admitted)}"
+        assert bool(self.index.pinned_count) <= bool(self._loads), "pins without a load"
         for request_id, tracker in self.lives.items():
             for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
                 covered = len(table) * group.block_tokens
                 assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no capture and no load is under way."""
+        return not self._ledger and not self._loads
+
     # Lives and their tables.
 
-    def _end_lives(self, output: SchedulerOutput) -> None:
-        for request_id in output.preempted_req_ids or ():
-            self._end_life(request_id)
+    def _end_lives(self, output: SchedulerOutput) -> list[RequestTracker]:
+        """End the lives this step ends; the preempted ones are returned."""
+        victims = [
+            tracker
+            for request_id in output.preempted_req_ids or ()
+            if (tracker := self._end_life(request_id)) is not None
+        ]
         for request_id in output.finished_req_ids:
             self._end_life(request_id)
+            self._loads.cancel(request_id)
+            self._forget_sliced(request_id)
+        return victims
 
-    def _end_life(self, request_id: str) -> None:
+    def _forget_sliced(self, request_id: str) -> LoadSpec | None:
+        self._outdated.discard(request_id)
+        return self._sliced.pop(request_id, None)
+
+    def _end_life(self, request_id: str) -> RequestTracker | None:
         tracker = self.lives.pop(request_id, None)
         if tracker is not None:
             self._wheel.leave(tracker)
+        return tracker
 
     def _start_lives(self, output: SchedulerOutput) -> None:
         for new in output.scheduled_new_reqs:
@@ -183,21 +238,35 @@ class MooncakeStoreScheduler:
             logger.error("request %s runs without having been admitted: not kept", request_id)
             return
         self._life_count += 1
-        self.stats.lives += 1
-        request = admission.request
-        local_tokens = admission.load.local_tokens if admission.load else num_computed_tokens
-        self.stats.admitted_tokens += request.num_tokens - local_tokens
-        tables = BlockTables(block_ids)
-        for group, table in zip(self._groups, tables.by_group, strict=True):
-            self._witness.saw_allocated(table[local_tokens // group.block_tokens :])
-        saves = _options(request).save
-        own = [num_computed_tokens // group.block_tokens for group in self._groups]
-        tracker = RequestTracker(self._life_count, request, tables, own, saves=saves)
+        request, load = admission.request, admission.load
+        tracker = RequestTracker(
+            self._life_count,
+            request,
+            BlockTables(block_ids),
+            [num_computed_tokens // group.block_tokens for group in self._groups],
+            saves=_options(request).save and request_id not in self._outdated,
+        )
         self.lives[request_id] = tracker
-        for group, count in zip(self._groups, own, strict=True):
-            self.index.use(tracker.life, group.index, request.block_hashes[:count])
-        if saves:
+        local_tokens = load.local_tokens if load else num_computed_tokens
+        self._take_over_tables(tracker, local_tokens, num_computed_tokens)
+        self._count_life(request, load or self._forget_sliced(request_id), num_computed_tokens)
+        if tracker.saves:
             self._wheel.enter(tracker, self._step)
+
+    def _take_over_tables(
+        self, tracker: RequestTracker, local_tokens: int, num_computed_tokens: int
+    ) -> None:
+        """Note which blocks are new, which the engine had, which slots this life goes on from."""
+        hashes = tracker.request.block_hashes
+        for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
+            local_blocks = local_tokens // group.block_tokens
+            self._saw_allocated(table[local_blocks:])
+            for position in range(local_blocks):
+                self._lookahead.look_again(table[position])
+            computed_blocks = num_computed_tokens // group.block_tokens
+            self.index.use(
+                tracker.life, group.index, hashes[:computed_blocks], table[:local_blocks]
+            )
 
     def _extend_tables(self, cached: CachedRequests) -> None:
         """Append this step's new blocks to the tables of running requests."""
@@ -207,94 +276,96 @@ class MooncakeStoreScheduler:
         for request_id, block_ids in zip(cached.req_ids, new_block_ids, strict=True):
             if block_ids is None or request_id in cached.resumed_req_ids:
                 continue
-            tracker = self.lives.get(request_id)
             for ids in block_ids:
-                self._witness.saw_allocated(ids)
+                self._saw_allocated(ids)
+            tracker = self.lives.get(request_id)
             if tracker is not None:
                 tracker.tables.append(block_ids)
 
+    def _saw_allocated(self, blocks: Sequence[int]) -> None:
+        self._witness.saw_allocated(blocks)
+        self._lookahead.saw_taken(len(blocks))
+
+    def _count_life(
+        self, request: Request, load: LoadSpec | None, num_computed_tokens: int
+    ) -> None:
+        """Count what a new life needed, and who had it."""
+        stats = self.stats
+        stats.lives += 1
+        local_tokens = load.local_tokens if load else num_computed_tokens
+        restored_tokens = load.external_tokens if load else 0
+        stats.admitted_tokens += request.num_tokens - local_tokens
+        stats.restored_tokens += restored_tokens
+        if request.num_preemptions:
+            stats.resumed_local_tokens += local_tokens
+            stats.resumed_restored_tokens += restored_tokens
+
     # Restores.
 
-    def _plan_restores(self) -> tuple[list[tuple[int, int, int, int]], tuple[ReqMeta, ...]]:
-        rows: list[tuple[int, int, int, int]] = []
-        restores_of: list[ReqMeta] = []
+    def _start_loads(self) -> None:
         for request_id, admission in self._admitted.items():
-            if admission.load is None:
+            load = admission.load
+            if load is None:
                 continue
-            start = len(rows)
-            for group in self._groups:
-                rows.extend(self._restore_rows(request_id, admission, admission.load, group))
-            restores_of.append(ReqMeta(request_id, start, len(rows)))
-            self.stats.restored_tokens += admission.load.external_tokens
-        return rows, tuple(restores_of)
+            if load.sliced:
+                self._life_count += 1
+                chain = self._life_count
+                for group, table in zip(self._groups, admission.tables, strict=True):
+                    self._saw_allocated(table[load.local_tokens // group.block_tokens :])
+                self._loads.enqueue(request_id, self._restores(admission, load, chain))
+                self._sliced[request_id] = load
+                self.stats.sliced_loads += 1
+            else:
+                chain = self.lives[request_id].life
+                self._loads.restore_now(request_id, self._restores(admission, load, chain))
 
-    def _restore_rows(
-        self, request_id: str, admission: Admission, load: LoadSpec, group: Group
-    ) -> list[tuple[int, int, int, int]]:
-        """Rows that fill the request's own blocks of ``group`` from the slots it was promised."""
+    def _restores(self, admission: Admission, load: LoadSpec, chain: int) -> list[Restore]:
+        """What fills the request's own blocks from the slots that it was promised."""
         names = admission.request.block_hashes
-        table = admission.tables[group.index]
-        first = load.local_tokens // group.block_tokens
-        stop = load.stop_tokens // group.block_tokens
-        rows = []
-        for position in range(first, stop):
-            name = names[position]
-            placement = self.index.locate(group.index, name)
-            if placement is None:
-                raise RuntimeError(
-                    f"moonstep: request {request_id} was promised block {position} of group "
-                    f"{group.index}, which no slot holds: promises and slots have drifted apart"
-                )
-            block = table[position]
-            rows.append((group.index, block, placement.slot, placement.generation))
-            self._witness.saw_computed(block, block_key(name, group.index))
-        return rows
+        restores = []
+        for group, table in zip(self._groups, admission.tables, strict=True):
+            first = load.local_tokens // group.block_tokens
+            stop = load.stop_tokens // group.block_tokens
+            for position in range(first, stop):
+                placement = self.index.locate(group.index, names[position])
+                if placement is None:
+                    raise RuntimeError(
+                        f"moonstep: request {admission.request.request_id} was promised block "
+                        f"{position} of group {group.index}, which no slot holds: promises and "
+                        f"slots have drifted apart"
+                    )
+                place = Place(chain, position)
+                restores.append(Restore(placement, table[position], place, group.block_bytes))
+        return restores
+
+    def _bytes_of(self, tokens: int) -> int:
+        """Bytes of so many tokens in all groups, on one rank."""
+        return sum(tokens // group.block_tokens * group.block_bytes for group in self._groups)
 
     # Captures.
 
-    def _plan_captures(self, output: SchedulerOutput) -> list[tuple[Placement, int]]:
-        """What this step's forward pass fills, and which slot each block goes to."""
-        captures: list[tuple[Placement, int]] = []
+    def _plan_captures(
+        self, output: SchedulerOutput, victims: Sequence[RequestTracker]
+    ) -> list[Capture]:
+        """What this step's forward pass fills, what it preempts, what it may next overwrite."""
+        budget = Budget(self._settings.victim_bytes)
+        for tracker in victims:
+            self._count_victim(tracker)
+            if tracker.saves:
+                self._planner.victims(tracker, budget)
         for tracker in self._wheel.due(self._step):
             scheduled = output.num_scheduled_tokens.get(tracker.request.request_id)
             if scheduled is None:
                 self._wheel.enter(tracker, self._step + 1)
                 continue
             tracker.settle(scheduled)
-            for group in self._groups:
-                captures.extend(self._capture_filled(tracker, group))
+            self._planner.fills(tracker, self._mode)
             self._wheel.enter(tracker, self._step + self._steps_to_next_block(tracker, scheduled))
+        self._planner.leavers(Budget(self._settings.leaver_bytes))
+        captures = self._planner.take()
         if captures:
-            self._ledger.open(self._step, [placement for placement, _ in captures])
+            self._ledger.open(self._step, captures)
         return captures
-
-    def _capture_filled(self, tracker: RequestTracker, group: Group) -> list[tuple[Placement, int]]:
-        names = tracker.request.block_hashes
-        table = tracker.tables.by_group[group.index]
-        first = tracker.next_block[group.index]
-        stop = full_blocks(tracker.token_len, group.block_tokens, len(names))
-        captures = []
-        for position in range(first, stop):
-            placement = self._capture_block(tracker, group, position, table[position])
-            if placement is not None:
-                captures.append((placement, table[position]))
-        if self.index.slot_count:  # before the ranks have reported, look again in the next step
-            tracker.next_block[group.index] = max(first, stop)
-        return captures
-
-    def _capture_block(
-        self, tracker: RequestTracker, group: Group, position: int, block: int
-    ) -> Placement | None:
-        name = tracker.request.block_hashes[position]
-        key = block_key(name, group.index)
-        if position >= tracker.first_own_block[group.index]:
-            self._witness.saw_computed(block, key)
-        if self.index.holds(group.index, name):
-            return None
-        if not self._witness.vouches(block, key):
-            self.stats.unvouched_blocks += 1
-            return None
-        return self.index.plan(tracker.life, group.index, name)
 
     def _steps_to_next_block(self, tracker: RequestTracker, num_scheduled_tokens: int) -> int:
         request = tracker.request
@@ -305,6 +376,10 @@ class MooncakeStoreScheduler:
         )
         return steps_to_fill(missing, prefilling, self._tokens_per_decode)
 
+    def _count_victim(self, tracker: RequestTracker) -> None:
+        full = self._groups[0].block_tokens * tracker.next_block[0]
+        self.stats.victim_tokens += full
+
     # What the ranks report.
 
     def _count_slots(self, report: WorkerReport) -> None:
@@ -314,11 +389,15 @@ class MooncakeStoreScheduler:
         if len(self._slots_by_rank) == self._rank_count:
             self.index.resize(min(self._slots_by_rank.values()))
 
-    def _settle_capture(self, placement: Placement, *, captured: bool) -> None:
+    def _settle_capture(self, capture: Capture, *, captured: bool) -> None:
+        placement = capture.placement
         if not captured:
             self.index.abandon(placement)
+            self._lookahead.look_again(capture.block)
             self.stats.failed_blocks += 1
         elif self.index.acknowledge(placement):
+            if capture.engine_keeps:
+                self.index.residency.note(placement.slot, capture.block)
             self.stats.saved_blocks += 1
             self.stats.saved_tokens += self._groups[placement.group].block_tokens
 

@@ -15,10 +15,14 @@ from moonstep.scheduler.tables import BlockTables
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What an admitted request gets from the host cache: tokens ``[local, local + external)``."""
+    """What a request is promised from the host cache: tokens ``[local, local + external)``.
+
+    ``sliced`` promises are the engine's asynchronous loads.
+    """
 
     local_tokens: int
     external_tokens: int
+    sliced: bool = False
 
     @property
     def stop_tokens(self) -> int:
@@ -38,14 +42,13 @@ class RequestTracker:
     """One life of a request, from its admission to its end.
 
     ``life`` is a number no other life has; ``tables`` are the request's block tables of this step;
-    ``next_block`` is, for each group, the position of the first block not yet looked at for
-    keeping, and ``first_own_block`` that of the first block this life computes itself (in part, if
-    the life began inside it); ``token_len`` counts the tokens known to be settled.
+    ``next_block`` is, for each group, the position of the first block that this life has yet to
+    fill (it begins with the first that was not there whole at its start); ``token_len`` counts the
+    tokens known to be settled.
     """
 
     __slots__ = (
         "due_step",
-        "first_own_block",
         "life",
         "next_block",
         "request",
@@ -59,15 +62,14 @@ class RequestTracker:
         life: int,
         request: Request,
         tables: BlockTables,
-        first_own_block: Sequence[int],
+        next_block: Sequence[int],
         *,
         saves: bool,
     ) -> None:
         self.life = life
         self.request = request
         self.tables = tables
-        self.first_own_block = tuple(first_own_block)
-        self.next_block = [0] * len(self.first_own_block)
+        self.next_block = list(next_block)
         self.token_len = 0
         self.saves = saves
         self.due_step = 0

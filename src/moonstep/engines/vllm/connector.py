@@ -112,7 +112,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens), False
+        return self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     @_timed
     def update_state_after_alloc(
@@ -184,6 +184,11 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         self.worker.capture(self._plan.plan)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """No request is kept for sending; sliced loads end in the step of their last slice."""
+        received = self._plan.plan.received
+        return None, set(received) if received else None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         report = self.worker.report()

@@ -107,4 +107,10 @@ def _group(index: int, group: KVCacheGroupSpec, config: KVCacheConfig) -> Group:
     if hash_tokens != spec.block_size:
         what = f"a hash unit of {hash_tokens} tokens with blocks of {spec.block_size}"
         raise Unsupported(what, "leave --hash-block-size unset")
-    return Group(index, GroupKind.FULL_ATTENTION, spec.block_size, tuple(group.layer_names))
+    return Group(
+        index,
+        GroupKind.FULL_ATTENTION,
+        block_tokens=spec.block_size,
+        block_bytes=spec.page_size_bytes * len(group.layer_names),
+        layer_names=tuple(group.layer_names),
+    )

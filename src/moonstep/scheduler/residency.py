@@ -1,0 +1,68 @@
+"""What the engine's own cache still holds of what the host cache has.
+
+A copy of what the engine still holds is worth nothing, so such slots leave first. The engine is
+asked about each of them, never mirrored: the block that held the same content is either still
+named so in its pool, or it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moonstep.engine import BlockPool
+from moonstep.scheduler.witness import BlockKey
+
+
+class Residency:
+    """Slots whose content was last seen in a block of the engine, most recently seen last."""
+
+    def __init__(self) -> None:
+        self._pool: BlockPool | None = None
+        self._block_of: dict[int, int] = {}
+        self._evicted: list[int] = []
+
+    def bind(self, pool: BlockPool) -> None:
+        """Take the engine's pool as the one to ask."""
+        self._pool = pool
+
+    def note(self, slot: int, block: int) -> None:
+        """``block`` of the engine has the content of ``slot`` from this step on."""
+        self._block_of.pop(slot, None)
+        self._block_of[slot] = block
+
+    def forget(self, slot: int) -> None:
+        """``slot`` holds something else now, or nothing."""
+        self._block_of.pop(slot, None)
+
+    def take_evicted(self) -> list[int]:
+        """Blocks of the engine whose copies were chosen to leave since the last call.
+
+        The engine alone has their content now, so they have to be looked at again.
+        """
+        blocks, self._evicted = self._evicted, []
+        return blocks
+
+    def choose(
+        self, may_leave: Callable[[int], bool], key_of: Callable[[int], BlockKey]
+    ) -> int | None:
+        """A slot that may leave and whose content the engine still has; the last seen first.
+
+        What was seen last stays in the engine longest, and is captured again when it is about to
+        go. Slots found to be resident no more are dropped from the notes.
+        """
+        pool = self._pool
+        if pool is None or not pool.enable_caching:
+            return None
+        kept: list[tuple[int, int]] = []
+        chosen: int | None = None
+        while self._block_of and chosen is None:
+            slot, block = self._block_of.popitem()
+            if pool.blocks[block].block_hash != key_of(slot):
+                continue
+            if may_leave(slot):
+                chosen = slot
+                self._evicted.append(block)
+            else:
+                kept.append((slot, block))
+        self._block_of.update(reversed(kept))
+        return chosen
