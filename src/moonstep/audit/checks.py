@@ -20,7 +20,8 @@ FLUSH_STEPS = 20
 class ThreadWatch:
     """Threads that were started with the engine, and exceptions that ended threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, passing: tuple[str, ...] = ()) -> None:
+        self._passing = passing
         self._before = set(threading.enumerate())
         self._own: list[threading.Thread] = []
         self._died: list[str] = []
@@ -29,7 +30,11 @@ class ThreadWatch:
 
     def started(self) -> None:
         """Construction is over: the threads that came with it have to live."""
-        self._own = [thread for thread in threading.enumerate() if thread not in self._before]
+        self._own = [
+            thread
+            for thread in threading.enumerate()
+            if thread not in self._before and thread.name not in self._passing
+        ]
 
     def dead(self) -> str | None:
         """What happened to a thread that is no longer there, or None."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import quiet
+from moonstep.audit.connectors import fitted
 from moonstep.audit.engine import Engine, Limits
 from moonstep.audit.findings import Finding, Stop
 from moonstep.audit.history import Event, Generator
@@ -116,7 +117,7 @@ def run_seed(
 ) -> Outcome:
     """Run the random history of a seed."""
     shape, events = random_history(seed, steps, groups)
-    return run_events(shape, connector, events, limits)
+    return run_events(shape, fitted(connector, shape, seed), events, limits)
 
 
 def with_replay(outcome: Outcome, command: str) -> Outcome:

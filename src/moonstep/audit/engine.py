@@ -24,7 +24,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from moonstep.audit import checks, engineconfig, history, inspector
+from moonstep.audit import checks, connectors, engineconfig, history
 from moonstep.audit.findings import Finding, Kind, Stop
 from moonstep.audit.kvmemory import RankMemory
 from moonstep.audit.oracle import Registry, Sequence, mix, prompt_tokens
@@ -109,7 +109,7 @@ class Engine:
         self._arrivals = 0
         self._quiet_steps = 0
         self._drafts: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self.threads = checks.ThreadWatch()
+        self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
         self.scheduler = self._guard("construction", self._make_scheduler)
         self.seam = Seam(
             self.scheduler.connector,
@@ -127,7 +127,7 @@ class Engine:
             self._aggregator = KVOutputAggregator(count)
             self._hand_shake()
             halves = [rank.connector for rank in self.ranks]
-            self.inspector = inspector.inspect(self.scheduler.connector, halves)
+            self.inspector = connectors.inspect(self.scheduler.connector, halves)
         self.threads.started()
 
     # -- construction ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.plugins import load_general_plugins
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -121,6 +122,13 @@ def _spec_of(shape: Shape, kind: str) -> Any:
     return FullAttentionSpec(**common)
 
 
+def block_bytes(shape: Shape) -> int:
+    """Bytes of one block of one group, over all ranks: what a connector needs to keep it."""
+    heads = max(1, shape.heads // shape.ranks) * shape.ranks
+    token_bytes = heads * 2 * HEAD_SIZE * torch.float32.itemsize
+    return shape.layers * shape.stages * shape.block_tokens * token_bytes
+
+
 def _rank_specs(shape: Shape) -> list[dict[str, Any]]:
     """For each rank: layer name to KV cache spec; pipeline stages hold different layers."""
     kinds = {
@@ -171,6 +179,7 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     built, so it is set afterwards; so is the runner, which `VllmConfig.use_v2_model_runner`
     reads from the environment each time.
     """
+    load_general_plugins()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     model_config = _model_config(shape.max_tokens)
     vllm_config = VllmConfig(

@@ -1,15 +1,15 @@
 """Inspector: an optional window into what a connector keeps.
 
 The bench drives any connector through its hooks alone. A connector whose books
-can be read registers an inspector for its class name; the bench then compares
+can be read gets an inspector by its class name (`moonstep.audit.connectors`); the bench then compares
 every object that is kept with the oracle, and asks for the books after each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,3 @@ class Inspector(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Figures for reports."""
-
-
-Opener = Callable[[Any, Sequence[Any]], Inspector]
-_OPENERS: dict[str, Opener] = {}
-
-
-def register(class_name: str, opener: Opener) -> None:
-    """Let `opener(scheduler_half, worker_halves)` look into connectors of this class name."""
-    _OPENERS[class_name] = opener
-
-
-def inspect(scheduler_half: Any, worker_halves: Sequence[Any]) -> Inspector | None:
-    """The inspector for a connector, or None where nobody registered one."""
-    opener = _OPENERS.get(type(scheduler_half).__name__)
-    return None if opener is None else opener(scheduler_half, worker_halves)

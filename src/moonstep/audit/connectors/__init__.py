@@ -1,0 +1,71 @@
+"""Connectors: what the audit knows about particular ones, by class name.
+
+Nothing here is needed to drive a connector. A *kit* can say under which settings it is best
+audited, open its books to the bench, and surround it with what it needs to start at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from moonstep.audit.engineconfig import ConnectorChoice
+    from moonstep.audit.inspector import Inspector
+    from moonstep.audit.shape import Shape
+
+_MODULES = {
+    "MoonstepConnector": "moonstep.audit.connectors.moonstep",
+    "MooncakeStoreConnector": "moonstep.audit.connectors.mooncake",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What is known about one connector.
+
+    `settings(shape, rng)` are used when the user names none; `surroundings()` is entered once
+    around everything; threads named in `passing_threads` may end at any time; `note` is printed
+    with a report.
+    """
+
+    settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
+    inspect: Callable[[Any, Sequence[Any]], Inspector] | None = None
+    surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
+    passing_threads: tuple[str, ...] = ()
+    note: str = ""
+
+
+_KITS: dict[str, Kit] = {}
+
+
+def register(class_name: str, kit: Kit) -> None:
+    """Make a kit known for connectors of this class name."""
+    _KITS[class_name] = kit
+
+
+def kit_for(name: str | None) -> Kit:
+    """The kit of a connector named as on the command line; an empty one for a stranger."""
+    class_name = (name or "").rpartition(":")[2]
+    if class_name not in _KITS and class_name in _MODULES:
+        register(class_name, importlib.import_module(_MODULES[class_name]).KIT)
+    return _KITS.get(class_name, Kit())
+
+
+def fitted(connector: ConnectorChoice, shape: Shape, seed: int) -> ConnectorChoice:
+    """The connector with settings that fit the shape, unless the user gave some."""
+    kit = kit_for(connector.name)
+    if kit.settings is None or connector.extra_config:
+        return connector
+    return replace(connector, extra_config=kit.settings(shape, random.Random(seed)))
+
+
+def inspect(scheduler_half: Any, worker_halves: Sequence[Any]) -> Inspector | None:
+    """The inspector for a connector, or None where nobody registered one."""
+    kit = kit_for(type(scheduler_half).__name__)
+    return None if kit.inspect is None else kit.inspect(scheduler_half, worker_halves)
