@@ -1,15 +1,24 @@
-"""The copy loop: blocks to slots and back, one compiled call a step, outside the GIL."""
+"""The copy loop: blocks to slots and back, one compiled call a step, outside the GIL.
+
+Pieces are written with stores that go past the caches, four runs of a piece side by side. A store
+through the caches first reads the line that it is about to overwrite whole, which is a third of all
+the traffic; and neither what a capture wrote nor most of a large restore is read again soon. It
+makes the loop faster than ``memcpy``, which does the same only in calls of some hundred MiB
+(``moonstep bench copy``).
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.extending import intrinsic
 
 from moonstep.wire import BLOCK, GROUP, NO_ROWS, SLOT, Rows
 from moonstep.worker.rows import Bounds
@@ -29,6 +38,12 @@ _NBYTES: Final = 2
 _OFFSET: Final = 3
 
 _ALL_GOOD: Final = -1
+
+LINE_BYTES: Final = 64
+STREAM_STEP_BYTES: Final = 2 * LINE_BYTES
+"""What is copied of each of the four runs before the next one has its turn."""
+STREAM_FROM_BYTES: Final = 4096
+"""Smaller pieces gain nothing from being streamed."""
 
 _memcpy = types.ExternalFunction("memcpy", types.voidptr(types.intp, types.intp, types.intp))
 
@@ -90,6 +105,52 @@ class Copier:
             raise self._bounds.bad_row(rows, bad)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _stream_line(_typing: Any, _target: Any, _source: Any) -> Any:
+    """Copy ``LINE_BYTES`` to a line-aligned address, past the caches."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        line = ir.VectorType(ir.IntType(64), LINE_BYTES // 8).as_pointer()
+        target, source = (builder.inttoptr(address, line) for address in arguments)
+        store = builder.store(builder.load(source, align=1), target, align=LINE_BYTES)
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fence(_typing: Any) -> Any:
+    """Order all stores before it, streamed ones too, before whatever follows on any thread."""
+
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _copy_piece(target: int, source: int, nbytes: int) -> None:
+    """Copy one piece: streamed where that is possible and pays, else by ``memcpy``.
+
+    Streamed, a quarter goes beside the other and then what is left over: reading from four places
+    at once keeps more of the memory's own parallelism busy.
+    """
+    done = 0
+    if nbytes >= STREAM_FROM_BYTES and target % LINE_BYTES == 0:
+        quarter = nbytes // (4 * STREAM_STEP_BYTES) * STREAM_STEP_BYTES
+        for start in range(0, quarter, STREAM_STEP_BYTES):
+            for run in range(4):
+                at = run * quarter + start
+                _stream_line(target + at, source + at)
+                _stream_line(target + at + LINE_BYTES, source + at + LINE_BYTES)
+        done = 4 * quarter
+    if done < nbytes:
+        _memcpy(target + done, source + done, nbytes - done)
+
+
 def _copy_rows(
     rows: Rows,
     starts: npt.NDArray[np.int64],
@@ -121,9 +182,10 @@ def _copy_rows(
             in_block = pieces[piece, _ADDRESS] + block * pieces[piece, _STRIDE]
             in_slot = slot_address + pieces[piece, _OFFSET]
             if to_slots:
-                _memcpy(in_slot, in_block, pieces[piece, _NBYTES])
+                _copy_piece(in_slot, in_block, pieces[piece, _NBYTES])
             else:
-                _memcpy(in_block, in_slot, pieces[piece, _NBYTES])
+                _copy_piece(in_block, in_slot, pieces[piece, _NBYTES])
+    _fence()
     return _ALL_GOOD
 
 

@@ -136,6 +136,7 @@ class MooncakeStoreWorker:
         self.stats.restored_blocks += len(rows)
         self.stats.restore_bytes += self._bytes_of(rows)
         self.stats.restore_ns += time.perf_counter_ns() - start_ns
+        self._has_news = True
 
     def capture(self, plan: StepPlan) -> None:
         """Copy the plan's blocks to their slots, after the step's forward pass. Raises nothing.
@@ -160,8 +161,9 @@ class MooncakeStoreWorker:
     def report(self) -> WorkerReport | None:
         """What came to an end since the last report, or None when nothing did. Never waits.
 
-        The first report also tells the number of slots. It may be asked for before ``capture`` of
-        the same step: it then tells of earlier steps.
+        Restores count as well, though only the totals tell of them. The first report also tells
+        the number of slots. It may be asked for before ``capture`` of the same step: it then tells
+        of earlier steps.
         """
         while self._open and self._open[0].ticket.ended():
             step = self._open.popleft()
