@@ -5,19 +5,23 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moonstep.scheduler.captures import Capture
 from moonstep.scheduler.index import Placement
 from moonstep.scheduler.ledger import CaptureLedger, Settled
 from moonstep.wire import RankReport, WorkerReport
 
 
-def placements(step: int, count: int = 2) -> list[Placement]:
-    return [Placement(0, f"{step}.{i}".encode(), i, step) for i in range(count)]
+def captures(step: int, count: int = 2) -> list[Capture]:
+    return [
+        Capture(Placement(0, f"{step}.{i}".encode(), i, step), block=i + 1, engine_keeps=True)
+        for i in range(count)
+    ]
 
 
 def ledger_with(ranks: int, *steps: int) -> CaptureLedger:
     ledger = CaptureLedger(ranks)
     for step in steps:
-        ledger.open(step, placements(step))
+        ledger.open(step, captures(step))
     return ledger
 
 
@@ -77,7 +81,7 @@ FAILS = st.sets(st.tuples(st.integers(0, 2), st.sampled_from(STEPS)))
 @given(
     ranks=st.integers(1, 3), planned=st.sets(st.sampled_from(STEPS)), fails=FAILS, data=st.data()
 )
-def test_every_placement_settles_exactly_once(
+def test_every_capture_settles_exactly_once(
     ranks: int, planned: set[int], fails: set[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Ranks report when they like, together or alone, merged or not; every step ends once."""
@@ -98,7 +102,7 @@ def test_every_placement_settles_exactly_once(
 
     for step in STEPS:
         if step in planned:
-            ledger.open(step, placements(step))
+            ledger.open(step, captures(step))
         for rank in range(ranks):
             listed = () if (rank, step) in fails or step not in planned else (step,)
             unreported[rank].append(RankReport(slots=8, through=step, captured=listed))
@@ -111,5 +115,5 @@ def test_every_placement_settles_exactly_once(
     assert sorted(one.step for one in ended) == sorted(planned)
     assert len(ledger) == 0
     for one in ended:
-        assert one.placements == placements(one.step)
+        assert one.captures == captures(one.step)
         assert one.captured == all((rank, one.step) not in fails for rank in range(ranks))

@@ -123,8 +123,8 @@ class HostIndex:
         """Give the block at ``place`` a slot to be captured into.
 
         Takes a free slot, or evicts: first what the engine still holds, then what the policy says,
-        but never from the block's own chain: a deeper block is not worth a shallower one of the
-        same prefix. ``None`` if there is no slot. The block must not be held already.
+        and of the block's own chain only what is deeper: a deeper block is not worth a shallower
+        one of the same prefix. ``None`` if there is no slot. The block must not be held already.
         """
         if self.holds(group, name):
             raise ValueError(f"block {name.hex()} of group {group} has a slot already")
@@ -221,7 +221,9 @@ class HostIndex:
             self.counts.evicted_resident += 1
         else:
             victim = self._policy.choose(
-                lambda chain, slot: chain != place.chain and self._may_leave(slot)
+                lambda at, slot: (
+                    (at.chain != place.chain or at.depth > place.depth) and self._may_leave(slot)
+                )
             )
         if victim is None:
             return None

@@ -34,10 +34,10 @@ class EvictionPolicy(Protocol):
     def remove(self, slot: int) -> None:
         """``slot`` is free again."""
 
-    def choose(self, may_leave: Callable[[ChainId, int], bool]) -> int | None:
+    def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
         """The slot that should leave first among those that may, or ``None``.
 
-        ``may_leave(chain, slot)`` is asked for the deepest slot of each chain in turn; a chain
+        ``may_leave(place, slot)`` is asked for the deepest slot of each chain in turn; a chain
         whose deepest slot has to stay is passed over whole. Nothing is removed.
         """
 
@@ -52,13 +52,13 @@ class LruPolicy:
     """Least recently used chain first; within a chain the tail before the head.
 
     Adding and removing cost O(1) (a shallower slot is inserted in place), a use O(slots used). A
-    slot that moved to another chain, or was freed, stays listed in its old chain until the walk
-    from the tail drops it (``_chain_of`` tells).
+    slot that moved to another place, or was freed, stays listed at its old one until the walk from
+    the tail drops it (``_place_of`` tells).
     """
 
     def __init__(self) -> None:
         self._chains: dict[ChainId, _Chain] = {}  # Invariant: oldest use first, none without a slot
-        self._chain_of: dict[int, ChainId] = {}
+        self._place_of: dict[int, Place] = {}
 
     def add(self, place: Place, slot: int) -> None:
         self._refresh(place.chain)
@@ -67,40 +67,41 @@ class LruPolicy:
     def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
         entry = self._refresh(chain)
         for depth, slot in slots:
-            if self._chain_of.get(slot) != chain:
+            place = self._place_of.get(slot)
+            if place is None or place.chain != chain:
                 self.remove(slot)
                 self._attach(chain, depth, slot)
         if not entry.live:
             del self._chains[chain]
 
     def remove(self, slot: int) -> None:
-        chain = self._chain_of.pop(slot, None)
-        if chain is None:
+        place = self._place_of.pop(slot, None)
+        if place is None:
             return
-        entry = self._chains[chain]
+        entry = self._chains[place.chain]
         entry.live -= 1
         if not entry.live:
-            del self._chains[chain]
+            del self._chains[place.chain]
 
-    def choose(self, may_leave: Callable[[ChainId, int], bool]) -> int | None:
+    def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
         for chain, entry in self._chains.items():
             slots = entry.slots
-            while self._chain_of.get(slots[-1][1]) != chain:
+            while self._place_of.get(slots[-1][1]) != (chain, slots[-1][0]):
                 slots.pop()
-            slot = slots[-1][1]
-            if may_leave(chain, slot):
+            depth, slot = slots[-1]
+            if may_leave(Place(chain, depth), slot):
                 return slot
         return None
 
     def __len__(self) -> int:
-        return len(self._chain_of)
+        return len(self._place_of)
 
     def check(self) -> None:
         """Raise AssertionError unless every chain counts exactly the slots that name it."""
         for chain, entry in self._chains.items():
-            listed = {s for _, s in entry.slots if self._chain_of.get(s) == chain}
+            listed = {s for depth, s in entry.slots if self._place_of.get(s) == (chain, depth)}
             assert len(listed) == entry.live > 0, f"chain {chain}: {len(listed)} != {entry.live}"
-        assert sum(e.live for e in self._chains.values()) == len(self._chain_of)
+        assert sum(e.live for e in self._chains.values()) == len(self._place_of)
 
     def _refresh(self, chain: ChainId) -> _Chain:
         entry = self._chains.pop(chain, None) or _Chain()
@@ -115,4 +116,4 @@ class LruPolicy:
         else:
             insort(entry.slots, item)
         entry.live += 1
-        self._chain_of[slot] = chain
+        self._place_of[slot] = Place(chain, depth)
