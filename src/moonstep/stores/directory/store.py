@@ -1,0 +1,268 @@
+"""The directory store itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from moonstep.stores.base import Entry, Get, Key, Put, StoreUnwell, Transfer, Usage
+from moonstep.stores.directory import objectfile
+from moonstep.stores.directory.incoming import Incoming
+from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, parent_name, sibling
+from moonstep.stores.directory.recency import Recency, Use, used_ns
+from moonstep.stores.directory.space import Space
+from moonstep.stores.directory.tree import Tree, disk_bytes
+from moonstep.stores.urls import Opener, StoreUrl
+
+logger = logging.getLogger(__name__)
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ATTEMPTS: Final = 3
+
+
+class Errors:
+    """What the file system refused, counted by verb and reason; each kind is logged once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def counts(self) -> dict[str, int]:
+        """Such as ``{"put ENOSPC": 3}``."""
+        with self._lock:
+            return dict(self._counts)
+
+    def write(self, verb: str, error: OSError) -> None:
+        kind = f"{verb} {errno.errorcode.get(error.errno or 0, 'unknown')}"
+        with self._lock:
+            self._counts[kind] += 1
+            is_first = self._counts[kind] == 1
+        if is_first:
+            logger.warning("directory store: %s (logged once, then counted): %s", kind, error)
+
+
+class DirectoryStore:
+    """A :class:`Store` of files in a folder on a local disk, shared by any number of processes.
+
+    Whatever the file system refuses is an answer and a count, never an exception. Nothing is
+    flushed to the disk on purpose: after a power failure files may be torn, which the check of
+    their content finds. ``clock`` gives the time of day in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        capacity_bytes: int,
+        *,
+        create: bool = True,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._tree = Tree(root)
+        self._tree.open(create=create)
+        self._incoming = Incoming(self._tree)
+        self._space = Space(self._tree, self._incoming, capacity_bytes)
+        self._recency = Recency(self._tree)
+        self._clock = clock
+        self.errors = Errors()
+        self._is_closed = False
+
+    @property
+    def evicted(self) -> int:
+        """Objects that this store, in this process, has evicted."""
+        return self._space.evicted
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        self._check_open()
+        return [self._size(key) is not None for key in keys]
+
+    def put(self, items: Sequence[Transfer]) -> list[Put]:
+        self._check_open()
+        now_ns = self._clock()
+        uses = [
+            Use(item.key, item.parent, used_ns(now_ns, index)) for index, item in enumerate(items)
+        ]
+        self._recency.touch_heads(uses, now_ns)
+        protected_from_ns = used_ns(now_ns, len(items))
+        return [
+            self._put(item, use, protected_from_ns) for item, use in zip(items, uses, strict=True)
+        ]
+
+    def get(self, items: Sequence[Transfer]) -> list[Get]:
+        self._check_open()
+        now_ns = self._clock()
+        answers: list[Get] = []
+        uses: list[Use] = []
+        for index, item in enumerate(items):
+            answer, parent = self._get(item)
+            answers.append(answer)
+            if answer is Get.HIT:
+                uses.append(Use(item.key, parent, used_ns(now_ns, index)))
+        self._recency.touch_heads(uses, now_ns)
+        self._recency.touch(uses)
+        return answers
+
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        self._check_open()
+        return [self._remove(key) for key in keys]
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._incoming.close()
+            self._space.close()
+
+    def entries(self, namespace: str | None = None) -> Iterator[Entry]:
+        self._check_open()
+        for found in sorted(self._tree.walk(namespace), key=attrgetter("used_ns")):
+            yield Entry(self._tree.key(found.path), max(0, found.file_bytes - FOOTER_BYTES))
+
+    def usage(self) -> Usage:
+        self._check_open()
+        sizes = [found.disk_bytes for found in self._tree.walk()]
+        return Usage(len(sizes), sum(sizes), self._space.capacity_bytes or None)
+
+    def peek(self, items: Sequence[Transfer]) -> list[Get]:
+        self._check_open()
+        return [self._get(item)[0] for item in items]
+
+    def _put(self, item: Transfer, use: Use, protected_from_ns: int) -> Put:
+        try:
+            path = self._tree.path(item.key)
+            there_bytes = self._size(item.key)
+            if there_bytes == item.nbytes + FOOTER_BYTES:
+                self._recency.touch([use])
+                return Put.ALREADY_THERE
+            nbytes = disk_bytes(item.nbytes + FOOTER_BYTES)
+            if not self._reserve(nbytes, protected_from_ns):
+                return Put.NO_SPACE
+            try:
+                self._write(path, item, use.used_ns)
+            except BaseException:
+                self._space.give_back(nbytes)
+                raise
+            self._space.settle(nbytes)
+            self._space.removed(disk_bytes(there_bytes or 0))
+        except OSError as error:
+            self.errors.write("put", error)
+            return Put.NO_SPACE if error.errno in _NO_SPACE else Put.FAILED
+        self._recency.remember(use)
+        return Put.STORED
+
+    def _reserve(self, nbytes: int, protected_from_ns: int) -> bool:
+        try:
+            return self._space.reserve(nbytes, protected_from_ns)
+        except FileNotFoundError:
+            self._tree.restore()
+            return self._space.reserve(nbytes, protected_from_ns)
+
+    def _write(self, path: str, item: Transfer, used_ns: int) -> None:
+        footer = Footer(item.nbytes, parent_name(item.key, item.parent))
+        beside = self._write_beside(item, footer, used_ns)
+        try:
+            self._rename(beside, path)
+        except OSError:
+            _unlink(beside)
+            raise
+
+    def _write_beside(self, item: Transfer, footer: Footer, used_ns: int) -> str:
+        for attempt in range(_ATTEMPTS):
+            beside = self._new_path()
+            try:
+                objectfile.write(beside, item.spans, footer, used_ns)
+            except FileNotFoundError:
+                # Somebody has removed our folder.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._incoming.renew()
+            except OSError:
+                _unlink(beside)
+                raise
+            else:
+                return beside
+        raise AssertionError("unreachable")
+
+    def _new_path(self) -> str:
+        try:
+            return self._incoming.new_path()
+        except FileNotFoundError:
+            # Somebody has removed the folders. Make them again, if it is still our disk.
+            self._tree.restore()
+            return self._incoming.new_path()
+
+    def _rename(self, beside: str, path: str) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                os.rename(beside, path)
+            except FileNotFoundError:
+                # The first object of its kind; or its folder was empty and swept away just now.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._tree.make_folder(path)
+            else:
+                return
+
+    def _get(self, item: Transfer) -> tuple[Get, Key | None]:
+        try:
+            answer, parent = objectfile.read(self._tree.path(item.key), item.spans)
+        except (FileNotFoundError, NotADirectoryError):
+            return Get.MISS, None
+        except OSError as error:
+            self.errors.write("get", error)
+            # A symbolic link, or a folder: something is there, and it is none of ours.
+            is_foreign = error.errno in (errno.ELOOP, errno.EISDIR)
+            return (Get.DAMAGED if is_foreign else Get.FAILED), None
+        return answer, sibling(item.key, parent)
+
+    def _remove(self, key: Key) -> bool:
+        try:
+            file_bytes = self._size(key)
+            os.unlink(self._tree.path(key))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.errors.write("remove", error)
+            return False
+        self._space.removed(disk_bytes(file_bytes or 0))
+        return True
+
+    def _size(self, key: Key) -> int | None:
+        """Bytes of the object's file; ``None`` when there is none, or none that can be seen."""
+        try:
+            return os.stat(self._tree.path(key), follow_symlinks=False).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self.errors.write("contains", error)
+            return None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnwell("the directory store is closed")
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def backend(url: StoreUrl) -> Opener:
+    """``dir:///path?capacity=200GiB``. The capacity may be left out only to inspect a store."""
+    url.check_params(("capacity",))
+    if url.host or not url.path.strip("/"):
+        raise url.error('the path has to be absolute: "dir:///path?capacity=200GiB"')
+    capacity_bytes = url.size("capacity")
+    if capacity_bytes is None and not url.inspecting:
+        raise url.error('say how large it may grow: "?capacity=200GiB"')
+    if capacity_bytes == 0:
+        raise url.error("a store of no capacity keeps nothing: give more, or no store")
+    root = Path(url.path)
+    return lambda: DirectoryStore(root, capacity_bytes or 0, create=not url.inspecting)
