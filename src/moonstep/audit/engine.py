@@ -282,13 +282,22 @@ class Engine:
             return
         output = max(1, min(event.output, self.shape.max_tokens - 1))
         count = max(1, min(event.tokens, self.shape.max_tokens - output))
-        tokens = prompt_tokens(event.family, event.shared, event.variant, count)
+        tokens = self._prompt(event, count)
         request = self._request(event.id, tokens, output, event)
         checks.check_ended(self, event.id)
         self.clients[event.id] = Client(Sequence(tokens), output, event.streaming)
         self.counts.requests += 1
         self.scheduler.add_request(request)
         self._name_hashes(request)
+
+    def _prompt(self, event: history.Arrive, count: int) -> list[int]:
+        tokens = prompt_tokens(event.family, event.shared, event.variant, count)
+        before = self.clients.get(event.follows)
+        if before is not None:
+            known = before.sequence.prompt_tokens + before.budget
+            shared = min(event.shared, known, count)
+            tokens[:shared] = [before.sequence.token(i) for i in range(shared)]
+        return tokens
 
     def _in_flight(self, name: str) -> bool:
         """Whether a step whose output is not processed yet computes for this id.

@@ -26,6 +26,8 @@ class Step:
 class Arrive:
     """A request arrives: `tokens` prompt tokens, the first `shared` of them its family's.
 
+    With `follows` its prompt begins with that request's prompt and output (the next turn of a chat)
+    instead of the family's tokens, as far as `shared` goes.
     `skip_cache` asks for prompt log-probabilities, so that no cache may be read;
     `streaming` opens a session that goes on with `Extend` and ends with `Close`.
     """
@@ -39,6 +41,7 @@ class Arrive:
     priority: int = 0
     skip_cache: bool = False
     streaming: bool = False
+    follows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,7 @@ class Generator:
             priority=rng.randint(0, 3),
             skip_cache=rng.random() < 0.04,
             streaming=streaming,
+            follows=rng.choice(self._recent[-6:]) if rng.random() < 0.15 else "",
         )
 
     def _session_event(self) -> Event:

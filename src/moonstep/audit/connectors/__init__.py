@@ -10,7 +10,7 @@ import importlib
 import random
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,19 +25,41 @@ _MODULES = {
 }
 
 
+class StoreControl(Protocol):
+    """A store under a connector that fails on command; each verb lasts as long as its `with`."""
+
+    def held(self, verb: str) -> AbstractContextManager[Any]:
+        """Calls of this verb ("put" or "get") wait; they go on when the `with` ends."""
+
+    def failing_gets(self, which: str) -> AbstractContextManager[Any]:
+        """Gets fail for the "first", "middle", "last" or "all" objects of a call, or "raise"."""
+
+    def full(self) -> AbstractContextManager[Any]:
+        """Every put is refused for want of space."""
+
+    def evicting_before_get(self) -> AbstractContextManager[Any]:
+        """Objects are gone when they are fetched, although a lookup found them."""
+
+    def raising(self) -> AbstractContextManager[Any]:
+        """Every call raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
     """What is known about one connector.
 
-    `settings(shape, rng)` are used when the user names none; `surroundings()` is entered once
-    around everything; threads named in `passing_threads` may end at any time; `note` is printed
+    `settings(shape, rng)` are used for random histories when the user names none, and are tight;
+    `roomy(shape)` are those for scenarios, which want to find what they stored; `surroundings()` is entered once
+    around everything; `store(scheduler_half)` is the store under it; threads named in `passing_threads` may end at any time; `note` is printed
     with a report.
     """
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
+    roomy: Callable[[Shape], dict[str, Any]] | None = None
     inspect: Callable[[Any, Sequence[Any]], Inspector] | None = None
     surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
     passing_threads: tuple[str, ...] = ()
+    store: Callable[[Any], StoreControl | None] | None = None
     note: str = ""
 
 
@@ -63,6 +85,20 @@ def fitted(connector: ConnectorChoice, shape: Shape, seed: int) -> ConnectorChoi
     if kit.settings is None or connector.extra_config:
         return connector
     return replace(connector, extra_config=kit.settings(shape, random.Random(seed)))
+
+
+def roomy(connector: ConnectorChoice, shape: Shape) -> ConnectorChoice:
+    """The connector with settings for scenarios, unless the user gave some."""
+    kit = kit_for(connector.name)
+    if kit.roomy is None or connector.extra_config:
+        return connector
+    return replace(connector, extra_config=kit.roomy(shape))
+
+
+def store_of(scheduler_half: Any) -> StoreControl | None:
+    """The store under this connector, if there is one that can be told to fail."""
+    kit = kit_for(type(scheduler_half).__name__)
+    return None if kit.store is None else kit.store(scheduler_half)
 
 
 def inspect(scheduler_half: Any, worker_halves: Sequence[Any]) -> Inspector | None:

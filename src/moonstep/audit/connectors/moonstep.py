@@ -21,6 +21,11 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
     return {"host_cache": blocks * block_bytes(shape), "min_hit_tokens": rng.choice((0, 0, 0, 6))}
 
 
+def roomy(shape: Shape) -> dict[str, Any]:
+    """A host cache that keeps all a scenario computes."""
+    return {"host_cache": 8 * shape.blocks * block_bytes(shape)}
+
+
 class MoonstepInspector:
     """Reads the index of the scheduler half and the arenas of the worker halves."""
 
@@ -69,5 +74,8 @@ class MoonstepInspector:
 
 
 KIT = Kit(
-    settings=settings, inspect=MoonstepInspector, passing_threads=("moonstep-arena",)
+    settings=settings,
+    roomy=roomy,
+    inspect=MoonstepInspector,
+    passing_threads=("moonstep-arena",),
 )

