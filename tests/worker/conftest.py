@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from moonstep.config import Settings
+from moonstep.wire import ROW_COLUMNS, Rows
 from moonstep.worker.device import CpuDevice, DeviceFactory
 from moonstep.worker.pieces import Piece, slot_bytes
 from moonstep.worker.worker import MooncakeStoreWorker
@@ -55,9 +56,15 @@ class KvMemory:
 def kv_memory(
     piece_bytes: Sequence[Sequence[int]] = ((100, 24, 64), (40,)), gap_bytes: int = 8, seed: int = 0
 ) -> KvMemory:
-    """Memory for groups whose blocks have pieces of these sizes, one layer after the other."""
+    """Memory for groups whose blocks have pieces of these sizes, one layer after the other.
+
+    The first one starts on a cache line, as an engine's memory does.
+    """
     total = sum(BLOCKS * (nbytes + gap_bytes) for group in piece_bytes for nbytes in group)
-    buffer = np.random.default_rng(seed).integers(0, 256, total, dtype=np.uint8)
+    unaligned = np.empty(total + 64, np.uint8)
+    start = -int(unaligned.ctypes.data) % 64
+    buffer = unaligned[start : start + total]
+    buffer[:] = np.random.default_rng(seed).integers(0, 256, total, dtype=np.uint8)
     groups, start = [], 0
     for group in piece_bytes:
         arrays = []
@@ -67,6 +74,11 @@ def kv_memory(
             start = stop
         groups.append(tuple(arrays))
     return KvMemory(buffer, tuple(groups))
+
+
+def as_rows(rows: Sequence[tuple[int, int, int, int]]) -> Rows:
+    """Rows of ``(group, block, slot, generation)``."""
+    return np.array(rows, dtype=np.int32).reshape(-1, ROW_COLUMNS)
 
 
 WorkerOn = Callable[..., MooncakeStoreWorker]

@@ -85,12 +85,12 @@ HOST_CACHE, PIECE, BLOCKS = 256 << 20, 24 << 10, 40
 kv = np.ones((30, BLOCKS, PIECE), np.uint8)
 rss = psutil.Process().memory_info
 before = rss().rss
-from moonstep.wire import StepPlan, make_rows
+from moonstep.wire import StepPlan
 from moonstep.worker.worker import MooncakeStoreWorker
 pieces = [[Piece(kv[l].ctypes.data, PIECE, PIECE, l * PIECE) for l in range(30)]]
 worker = MooncakeStoreWorker(Settings(host_cache_bytes=HOST_CACHE), 0, 1, BLOCKS, pieces)
 assert worker.arena.wait_until_faulted_in(60)
-rows = make_rows([(0, block, block, 1) for block in range(1, BLOCKS)])
+rows = np.array([(0, block, block, 1) for block in range(1, BLOCKS)], np.int32)
 worker.capture(StepPlan(0, captures=rows))
 worker.restore(StepPlan(1, restores=rows))
 print(rss().rss - before - HOST_CACHE)

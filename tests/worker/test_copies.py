@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moonstep.wire import NO_ROWS, make_rows
+from moonstep.wire import NO_ROWS
 from moonstep.worker.arena import Arena
 from moonstep.worker.copies import Copier, compiled_loop, copy_table
 from moonstep.worker.pieces import Piece, slot_bytes
 from moonstep.worker.rows import BadRow, Bounds
-from tests.worker.conftest import BLOCKS, SLOTS, KvMemory, kv_memory
+from tests.worker.conftest import BLOCKS, SLOTS, KvMemory, as_rows, kv_memory
 
-SIZES = st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=5), min_size=1, max_size=3)
+PIECE_BYTES = st.integers(1, 200) | st.sampled_from([4095, 4096, 4608, 4672, 8192 + 63, 24 << 10])
+SIZES = st.lists(st.lists(PIECE_BYTES, min_size=1, max_size=5), min_size=1, max_size=3)
 
 
 def copier_on(memory: KvMemory) -> tuple[Copier, Arena]:
@@ -28,7 +29,7 @@ def copier_on(memory: KvMemory) -> tuple[Copier, Arena]:
     return Copier(arena, memory.pieces, BLOCKS), arena
 
 
-@given(data=st.data(), sizes=SIZES, gap_bytes=st.integers(0, 70))
+@given(data=st.data(), sizes=SIZES, gap_bytes=st.sampled_from([0, 1, 8, 64]))
 @settings(max_examples=60, deadline=None)
 def test_blocks_come_back_bit_for_bit_in_other_blocks(
     data: st.DataObject, sizes: list[list[int]], gap_bytes: int
@@ -52,19 +53,40 @@ def test_blocks_come_back_bit_for_bit_in_other_blocks(
     assert np.array_equal(memory.buffer, expected)
 
 
+@pytest.mark.parametrize("offset", [0, 8, 63])
+@pytest.mark.parametrize("nbytes", [4095, 4096, 4096 + 511, 4096 + 512, 24 << 10, (24 << 10) + 1])
+def test_a_large_piece_is_copied_whole_and_nothing_beside_it(nbytes: int, offset: int) -> None:
+    """With and without alignment to a cache line: streamed, by memcpy, and what is left over."""
+    rng = np.random.default_rng(nbytes + offset)
+    kv = rng.integers(0, 256, 2 * (nbytes + 256), dtype=np.uint8)
+    start = -int(kv.ctypes.data) % 64 + offset
+    arena = Arena(2, nbytes + 128, fault_in=False)
+    piece = Piece(int(kv.ctypes.data) + start, nbytes + 64, nbytes, offset)
+    copier = Copier(arena, [[piece]], 2)
+    copier.blocks_to_slots(as_rows([(0, 1, 0, 1)]))
+    source = slice(start + nbytes + 64, start + nbytes + 64 + nbytes)
+    assert np.array_equal(arena.slot(0)[offset : offset + nbytes], kv[source])
+    assert not arena.slot(0)[:offset].any()
+    assert not arena.slot(0)[offset + nbytes :].any()
+    expected = kv.copy()
+    kv[source] = 0
+    copier.slots_to_blocks(as_rows([(0, 1, 0, 1)]))
+    assert np.array_equal(kv, expected)
+
+
 @given(rows=st.lists(st.tuples(*[st.integers(-2, 13)] * 4), min_size=1, max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_one_bad_row_and_nothing_is_copied(rows: list[tuple[int, int, int, int]]) -> None:
     memory = kv_memory()
     copier, arena = copier_on(memory)
     blocks_before, slots_before = memory.buffer.copy(), arena.memory.copy()
-    bad = Bounds(len(memory.pieces), BLOCKS, SLOTS).first_bad_row(make_rows(rows))
+    bad = Bounds(len(memory.pieces), BLOCKS, SLOTS).first_bad_row(as_rows(rows))
     if bad is None:
-        copier.blocks_to_slots(make_rows(rows))
+        copier.blocks_to_slots(as_rows(rows))
         return
     for copy in (copier.blocks_to_slots, copier.slots_to_blocks):
         with pytest.raises(BadRow, match=f"row {bad} "):
-            copy(make_rows(rows))
+            copy(as_rows(rows))
     assert np.array_equal(memory.buffer, blocks_before)
     assert np.array_equal(arena.memory, slots_before)
 
@@ -73,7 +95,7 @@ def test_one_bad_row_and_nothing_is_copied(rows: list[tuple[int, int, int, int]]
 def test_a_block_that_is_not_there_is_refused(block: int) -> None:
     copier, _ = copier_on(kv_memory())
     with pytest.raises(BadRow, match=f"block {block}, slot 3"):
-        copier.slots_to_blocks(make_rows([(0, block, 3, 1)]))
+        copier.slots_to_blocks(as_rows([(0, block, 3, 1)]))
 
 
 def test_no_rows_is_nothing_to_do() -> None:
@@ -85,7 +107,7 @@ def test_no_rows_is_nothing_to_do() -> None:
 def test_rows_of_any_form_are_taken(form: str) -> None:
     memory = kv_memory()
     copier, arena = copier_on(memory)
-    rows = make_rows([(0, 3, 5, 1), (0, 4, 6, 1)])
+    rows = as_rows([(0, 3, 5, 1), (0, 4, 6, 1)])
     if form == "read-only":
         rows.flags.writeable = False
     elif form == "strided":
@@ -99,7 +121,7 @@ def test_rows_of_any_form_are_taken(form: str) -> None:
 def test_the_loop_is_compiled_once_for_all_calls() -> None:
     memory = kv_memory()
     copier, _ = copier_on(memory)
-    copier.blocks_to_slots(make_rows([(0, 3, 5, 1)]))
+    copier.blocks_to_slots(as_rows([(0, 3, 5, 1)]))
     assert len(compiled_loop().signatures) == 1  # type: ignore[attr-defined]
 
 
@@ -110,7 +132,7 @@ def test_other_threads_run_while_the_loop_copies() -> None:
     arena = Arena(1, nbytes)
     arena.wait_until_faulted_in(60)
     table = copy_table([[Piece(source.ctypes.data, nbytes, nbytes, 0)]])
-    loop, rows = compiled_loop(), make_rows([(0, 1, 0, 1)])
+    loop, rows = compiled_loop(), as_rows([(0, 1, 0, 1)])
 
     def outside_the_gil() -> None:
         loop(rows, table.starts, table.pieces, 2, arena.address, 1, nbytes, True)
@@ -155,7 +177,7 @@ def _steps_of_another_thread(call: Callable[[], None]) -> int:
 
 
 def _rows(group: int, blocks: list[int], slots: list[int]) -> np.ndarray:
-    return make_rows([(group, b, s, 1) for b, s in zip(blocks, slots, strict=True)])
+    return as_rows([(group, b, s, 1) for b, s in zip(blocks, slots, strict=True)])
 
 
 def _rebased(memory: KvMemory, buffer: np.ndarray) -> tuple[tuple[np.ndarray, ...], ...]:

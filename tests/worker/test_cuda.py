@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from moonstep.wire import StepPlan, make_rows
+from moonstep.wire import StepPlan
 from moonstep.worker.arena import Arena
 from moonstep.worker.cuda import PieceView, StridedDevice
 from moonstep.worker.rows import BadRow
-from tests.worker.conftest import BLOCKS, KvMemory, WorkerOn, kv_memory
+from tests.worker.conftest import BLOCKS, KvMemory, WorkerOn, as_rows, kv_memory
 
 
 class HeldEvent:
@@ -52,12 +52,12 @@ def test_it_moves_the_bytes_that_the_compiled_loop_moves(worker_on: WorkerOn) ->
     here, there = kv_memory(), kv_memory()
     by_loop = worker_on(here)
     by_torch = worker_on(there, lambda arena, *_: strided_device(arena, there, []))
-    rows = make_rows([(0, 3, 7, 1), (1, 4, 2, 1), (0, 5, 0, 1)])
+    rows = as_rows([(0, 3, 7, 1), (1, 4, 2, 1), (0, 5, 0, 1)])
     for worker in (by_loop, by_torch):
         worker.capture(StepPlan(0, captures=rows))
     assert np.array_equal(by_loop.arena.memory, by_torch.arena.memory)
     for worker in (by_loop, by_torch):
-        worker.restore(StepPlan(1, restores=make_rows([(0, 9, 7, 1), (1, 9, 2, 1)])))
+        worker.restore(StepPlan(1, restores=as_rows([(0, 9, 7, 1), (1, 9, 2, 1)])))
     assert np.array_equal(here.buffer, there.buffer)
     assert here.block(0, 9) == here.block(0, 3)
 
@@ -66,7 +66,7 @@ def test_a_capture_counts_once_the_event_behind_it_has_completed(worker_on: Work
     memory, events = kv_memory(), list[HeldEvent]()
     worker = worker_on(memory, lambda arena, *_: strided_device(arena, memory, events))
     worker.report()
-    worker.capture(StepPlan(0, captures=make_rows([(0, 3, 7, 1)])))
+    worker.capture(StepPlan(0, captures=as_rows([(0, 3, 7, 1)])))
     assert worker.report() is None
     events[0].is_reached = True
     report = worker.report()
@@ -80,6 +80,6 @@ def test_one_bad_row_and_nothing_is_copied() -> None:
     before = memory.buffer.copy()
     for verb in (device.restore, device.capture):
         with pytest.raises(BadRow, match="row 1 names group 0, block 0, slot 3"):
-            verb(make_rows([(0, 3, 1, 1), (0, 0, 3, 1)]))
+            verb(as_rows([(0, 3, 1, 1), (0, 0, 3, 1)]))
     assert np.array_equal(memory.buffer, before)
     assert not arena.memory.any()

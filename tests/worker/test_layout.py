@@ -22,9 +22,10 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from moonstep.config import Settings
 from moonstep.engines.vllm.layout import CacheLayout, cache_layout
-from moonstep.wire import StepPlan, make_rows
+from moonstep.wire import StepPlan
 from moonstep.worker.pieces import slot_bytes
 from moonstep.worker.worker import MooncakeStoreWorker
+from tests.worker.conftest import as_rows
 
 BLOCKS = 7
 HEADS, HEAD_SIZE, BLOCK_TOKENS = 3, 32, 64
@@ -99,8 +100,8 @@ def assert_round_trip(kv_caches: KvCaches, config: KVCacheConfig, layout: CacheL
         for tensor in tensors:
             tensor.copy_(torch.randint(-128, 128, tensor.shape, dtype=torch.int8))
         expected = [tensor[[0, 1, 5, 3, 4, 2, 6]].clone() for tensor in tensors]
-        rows = make_rows([(index, 2, 0, index), (index, 5, 1, index)])
-        back = make_rows([(index, 5, 0, index), (index, 2, 1, index)])
+        rows = as_rows([(index, 2, 0, index), (index, 5, 1, index)])
+        back = as_rows([(index, 5, 0, index), (index, 2, 1, index)])
         worker.capture(StepPlan(index, captures=rows))
         worker.restore(StepPlan(index, restores=back))
         for tensor, want in zip(tensors, expected, strict=True):
@@ -177,8 +178,8 @@ def test_keys_and_values_may_be_split_around_the_blocks(shape: tuple[int, ...]) 
     worker = MooncakeStoreWorker(
         Settings(slot_bytes(found.pieces)), 0, 1, found.block_count, found.pieces
     )
-    worker.capture(StepPlan(0, captures=make_rows([(0, 2, 0, 0)])))
-    worker.restore(StepPlan(1, restores=make_rows([(0, 5, 0, 0)])))
+    worker.capture(StepPlan(0, captures=as_rows([(0, 2, 0, 0)])))
+    worker.restore(StepPlan(1, restores=as_rows([(0, 5, 0, 0)])))
     worker.shutdown()
     for name, cache in by_block.items():
         assert torch.equal(cache, before[name][[0, 1, 2, 3, 4, 2, 6]])

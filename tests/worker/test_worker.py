@@ -9,21 +9,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moonstep.wire import RankReport, ReqMeta, Rows, StepPlan, WorkerReport, make_rows
+from moonstep.wire import RankReport, ReqMeta, Rows, StepPlan, WorkerReport
 from moonstep.worker.arena import EMPTY, Arena
 from moonstep.worker.device import CpuDevice, Ticket
 from moonstep.worker.rows import BadRow
 from moonstep.worker.worker import MooncakeStoreWorker, StaleSlot
-from tests.worker.conftest import BLOCKS, SLOTS, KvMemory, WorkerOn, kv_memory
+from tests.worker.conftest import BLOCKS, SLOTS, KvMemory, WorkerOn, as_rows, kv_memory
 
 
 def captures(step: int, *rows: tuple[int, int, int, int]) -> StepPlan:
-    return StepPlan(step, captures=make_rows(list(rows)))
+    return StepPlan(step, captures=as_rows(list(rows)))
 
 
 def restores(step: int, *rows: tuple[int, int, int, int], request_id: str = "r") -> StepPlan:
     return StepPlan(
-        step, restores=make_rows(list(rows)), restores_of=(ReqMeta(request_id, 0, len(rows)),)
+        step, restores=as_rows(list(rows)), restores_of=(ReqMeta(request_id, 0, len(rows)),)
     )
 
 
@@ -58,7 +58,7 @@ def test_a_restore_reads_what_was_there_before_the_capture_of_its_step(worker_on
     worker = worker_on(memory)
     old, new = memory.block(0, 3), memory.block(0, 4)
     worker.capture(captures(0, (0, 3, 7, 1)))
-    plan = StepPlan(1, restores=make_rows([(0, 9, 7, 1)]), captures=make_rows([(0, 4, 7, 2)]))
+    plan = StepPlan(1, restores=as_rows([(0, 9, 7, 1)]), captures=as_rows([(0, 4, 7, 2)]))
     worker.restore(plan)
     worker.capture(plan)
     assert memory.block(0, 9) == old
@@ -80,7 +80,7 @@ def test_one_stale_slot_stops_a_restore_before_its_first_byte(
     before = memory.buffer.copy()
     plan = StepPlan(
         1,
-        restores=make_rows([(0, 10, 6, 1), stale]),
+        restores=as_rows([(0, 10, 6, 1), stale]),
         restores_of=(ReqMeta("good", 0, 1), ReqMeta("bad", 1, 2)),
     )
     with pytest.raises(StaleSlot, match=f"request bad: slot {stale[2]} is to be restored"):
