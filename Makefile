@@ -19,7 +19,7 @@ help: ## Show the targets
 
 setup: $(READY) $(MODEL)/config.json ## Set up .venv and the demo's model (the other targets do it when needed)
 
-$(READY): pyproject.toml scripts/setup.sh
+$(READY): pyproject.toml scripts/setup.sh scripts/vllm-name/pyproject.toml
 	@bash scripts/setup.sh $(READY)
 
 $(MODEL)/config.json: | $(READY)

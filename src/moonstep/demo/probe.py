@@ -39,8 +39,26 @@ class NullProbe:
         return ConnectorTotals()
 
 
+class MoonstepProbe:
+    """Both halves of a Moonstep connector whose engine core runs in this process."""
+
+    def __init__(self, core: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        self._scheduler = core.scheduler.connector.scheduler
+        self._worker = get_kv_transfer_group().worker
+
+    def totals(self) -> ConnectorTotals:
+        """What both halves have counted so far."""
+        planned, copied = self._scheduler.stats, self._worker.stats
+        return ConnectorTotals(
+            connector_s=(planned.hook_ns + copied.capture_ns + copied.restore_ns) / 1e9,
+            saved_bytes=copied.capture_bytes,
+            restored_bytes=copied.restore_bytes,
+            restored_tokens=planned.restored_tokens,
+        )
+
+
 def probe_for(core: Any, *, with_moonstep: bool) -> Probe:
     """The probe of an engine core (``vllm.v1.engine.core.EngineCore``) in this process."""
-    if not with_moonstep:
-        return NullProbe()
-    raise NotImplementedError(core)
+    return MoonstepProbe(core) if with_moonstep else NullProbe()

@@ -55,7 +55,7 @@ def _measure(name: str, plan: DemoPlan, log: Path, console: Console) -> dict[str
     figures: dict[str, Any] | None = None
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=8),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )

@@ -109,27 +109,21 @@ class Session:
     def storm(
         self, prompts: Sequence[Prompt], answer_tokens: int, tick: Callable[[int], None]
     ) -> StormResult:
-        """Send all prompts at once; ``tick`` is told the number of finished ones."""
+        """Send all prompts at once; ``tick`` is told the number of tokens that have come back."""
         before, preempted_before = self.connector_totals(), self._preemptions()
         start = time.perf_counter()
         names = [self._add(prompt, answer_tokens) for prompt in prompts]
         tokens: dict[str, tuple[int, ...]] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                if output.finished:
-                    tokens[output.request_id] = tuple(output.outputs[0].token_ids)
-                    tick(len(tokens))
+                tokens[output.request_id] = tuple(output.outputs[0].token_ids)
+            tick(sum(map(len, tokens.values())))
         return StormResult(
             wall_s=time.perf_counter() - start,
             tokens=tuple(tokens[name] for name in names),
             preemptions=self._preemptions() - preempted_before,
             connector=self.connector_totals() - before,
         )
-
-    def forget(self) -> None:
-        """Empty the engine's own prefix cache; what the connector keeps stays."""
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("the engine did not empty its prefix cache")
 
     def close(self) -> None:
         """Shut the engine down, so that the connector can say what it did."""

@@ -1,0 +1,125 @@
+"""`vllm serve` as a user starts it, on a free loopback port, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+KV_BLOCKS = 36
+"""KV memory of 4,480 tokens in blocks of 128: three prompts of ten blocks fit, a fourth does not."""
+
+READY_S = 240.0
+STOP_S = 30.0
+
+# What a log line says after vLLM's prefix "(process) LEVEL time [file:line]".
+LOGGED = re.compile(r"\[\w+\.py:\d+\] (moonstep:.*)$", flags=re.MULTILINE)
+
+
+class Server:
+    """One server. Leaving the ``with`` block ends its whole process group, whatever happened."""
+
+    def __init__(self, model: Path, log: Path, extra_config: dict[str, Any] | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.log = log
+        transfer: dict[str, Any] = {"kv_connector": "MoonstepConnector", "kv_role": "kv_both"}
+        if extra_config is not None:
+            transfer["kv_connector_extra_config"] = extra_config
+        self._command = [
+            str(Path(sys.executable).with_name("vllm")),
+            *("serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
+            *("--served-model-name", "model", "--dtype", "float32", "--enforce-eager"),
+            *("--max-model-len", "4096", "--num-gpu-blocks-override", str(KV_BLOCKS)),
+            "--enable-prompt-tokens-details",
+            *("--kv-transfer-config", json.dumps(transfer)),
+        ]
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
+
+    def __enter__(self) -> Self:
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+        }
+        with self.log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=STOP_S)
+        self._client.close()
+
+    def wait_ready(self) -> None:
+        """Return once the server answers; raise with the end of its log if it never does."""
+        for _ in poll(READY_S):
+            assert self._process.poll() is None, self.log_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if self._client.get("/health").status_code == 200:
+                    return
+        raise AssertionError(f"not ready after {READY_S} s: {self.log_text()[-3000:]}")
+
+    def wait_ended(self, timeout_s: float) -> int:
+        """The server's exit code, once it has ended by itself."""
+        return self._process.wait(timeout=timeout_s)
+
+    def stop(self) -> None:
+        """End the server as an operator does: SIGTERM, and wait."""
+        self._process.terminate()
+        self._process.wait(timeout=STOP_S)
+
+    def complete(self, prompt: str, **body: Any) -> tuple[str, int]:
+        """The greedy answer to ``prompt``, and how many of its tokens came from a cache."""
+        request = {"model": "model", "prompt": prompt, "temperature": 0, "max_tokens": 16, **body}
+        answer = self._client.post("/v1/completions", json=request)
+        assert answer.status_code == 200, answer.text
+        details = answer.json()["usage"]["prompt_tokens_details"] or {}
+        return answer.json()["choices"][0]["text"], details.get("cached_tokens") or 0
+
+    def forget(self) -> None:
+        """Empty the engine's own prefix cache; what the connector keeps stays."""
+        assert self._client.post("/reset_prefix_cache").status_code == 200
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def moonstep_lines(self) -> list[str]:
+        """What Moonstep logged, one entry a log line."""
+        return LOGGED.findall(self.log_text())
+
+
+def poll(deadline_s: float, every_s: float = 0.2) -> Iterator[None]:
+    """Yield again and again until the deadline has passed."""
+    stop = time.monotonic() + deadline_s
+    while time.monotonic() < stop:
+        yield
+        time.sleep(every_s)

@@ -1,0 +1,87 @@
+"""``vllm serve`` with the one flag, as a user runs it: two servers, then one that is misspelt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.servers import Server
+
+pytestmark = pytest.mark.engine
+
+# Ten full blocks of 128 tokens each, different from their first words on.
+STORY = " ".join(f"On day {n} the harbour master counted {n % 7} lanterns." for n in range(105))
+PROMPT, SECOND, THIRD, FOURTH = (f"{name}. {STORY}" for name in ("One", "Two", "Three", "Four"))
+TEN_BLOCKS = 1280
+
+
+@pytest.fixture(scope="module")
+def servers(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server]]:
+    """Two servers on one host, started at the same time: the first captures at once, the second
+    has no settings at all."""
+    logs = tmp_path_factory.mktemp("serve")
+    with (
+        Server(model, logs / "eager.log", {"capture": "eager"}) as eager,
+        Server(model, logs / "plain.log") as plain,
+    ):
+        eager.wait_ready()
+        plain.wait_ready()
+        yield eager, plain
+
+
+def test_the_same_prompt_comes_back_after_a_reset_of_the_engine(
+    servers: tuple[Server, Server],
+) -> None:
+    eager, _ = servers
+    text, cached = eager.complete(PROMPT)
+    assert cached == 0
+    eager.forget()
+    again, cached = eager.complete(PROMPT)
+    assert cached == TEN_BLOCKS
+    assert again == text
+
+
+def test_a_prompt_that_others_pushed_out_comes_back_with_no_settings_at_all(
+    servers: tuple[Server, Server],
+) -> None:
+    eager, plain = servers
+    text, cached = plain.complete(PROMPT)
+    assert cached == 0, "what the other server on this host keeps is not this one's"
+    for prompt in (SECOND, THIRD, FOURTH):
+        plain.complete(prompt)
+    again, cached = plain.complete(PROMPT)
+    assert cached == TEN_BLOCKS
+    assert again == text == eager.complete(PROMPT)[0]
+
+
+def test_a_request_can_opt_out_of_loading_and_of_saving(servers: tuple[Server, Server]) -> None:
+    eager, _ = servers
+    eager.forget()
+    _, cached = eager.complete(PROMPT, kv_transfer_params={"moonstep": {"load": False}})
+    assert cached == 0
+    eager.complete(SECOND, kv_transfer_params={"moonstep": {"save": False}})
+    eager.forget()
+    _, cached = eager.complete(SECOND)
+    assert cached == 0
+
+
+def test_each_server_says_at_its_end_what_it_did(servers: tuple[Server, Server]) -> None:
+    for server in servers:
+        server.stop()
+        (summary,) = server.moonstep_lines()
+        assert summary.startswith("moonstep: saved ")
+        assert "restored 0 tokens" not in summary
+
+
+def test_a_misspelt_setting_ends_the_start_with_one_line(model: Path, tmp_path: Path) -> None:
+    with Server(model, tmp_path / "misspelt.log", {"host_cashe": "1GiB"}) as server:
+        assert server.wait_ended(timeout_s=150) != 0
+        (line,) = set(server.moonstep_lines())
+        assert "host_cashe='1GiB'" in line
+        assert "did you mean 'host_cache'?" in line
+        # The same words are the message of the exception that vLLM reports as the cause.
+        assert f"SettingError: {line}" in server.log_text()
