@@ -178,9 +178,17 @@ class Hand:
         request = self.requests[request_id]
         for _ in range(steps):
             request.append_output_token_ids(7)
-            plans.append(self.step({request_id: 1}))
+            full = request.num_computed_tokens == len(self.tables[request_id]) * BLOCK_TOKENS
+            plans.append(
+                self.step({request_id: 1}, appended={request_id: self.front(1)} if full else None)
+            )
             self.report()
         return plans
+
+    def front(self, count: int) -> list[int]:
+        """The blocks the engine would hand out next."""
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        return [block.block_id for block in free[:count]]
 
     def report(self, *, captured: bool | Sequence[bool] = True, through: int | None = None) -> None:
         """All ranks report every step so far, as ended well or not (one answer for each rank)."""
