@@ -8,6 +8,7 @@ worker the very object the scheduler half built.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,14 +25,30 @@ GENERATION: Final = 3
 ROW_COLUMNS: Final = 4
 
 
-def make_rows(rows: list[tuple[int, int, int, int]]) -> Rows:
-    """An ``(n, 4)`` int32 array of ``(group, block, slot, generation)``."""
-    if not rows:
-        return NO_ROWS
-    return np.array(rows, dtype=np.int32)
-
-
 NO_ROWS: Final[Rows] = np.empty((0, ROW_COLUMNS), dtype=np.int32)
+
+
+def make_rows(
+    group: int,
+    blocks: npt.ArrayLike,
+    slots: npt.ArrayLike,
+    generations: npt.ArrayLike,
+) -> Rows:
+    """An ``(n, 4)`` int32 array, a row for each block; one generation may stand for all."""
+    blocks = np.asarray(blocks, dtype=np.int32)
+    rows = np.empty((len(blocks), ROW_COLUMNS), dtype=np.int32)
+    rows[:, GROUP] = group
+    rows[:, BLOCK] = blocks
+    rows[:, SLOT] = slots
+    rows[:, GENERATION] = generations
+    return rows
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, in order."""
+    if not parts:
+        return NO_ROWS
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)

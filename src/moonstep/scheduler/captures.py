@@ -8,40 +8,27 @@ witnesses of the second law before it gets a slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from moonstep.config import CaptureMode
 from moonstep.groups import Group
-from moonstep.scheduler.index import HostIndex, Placement
+from moonstep.scheduler.columns import Columns, split_key
+from moonstep.scheduler.index import HostIndex, Placed
 from moonstep.scheduler.lookahead import LookAhead
-from moonstep.scheduler.policies import Place
 from moonstep.scheduler.stats import SchedulerStats
-from moonstep.scheduler.tracker import RequestTracker, full_blocks
-from moonstep.scheduler.witness import BlockKey, Witness, block_key, split_key
+from moonstep.scheduler.tracker import RequestTracker
+from moonstep.scheduler.witness import Witness
 
 
-class Capture(NamedTuple):
-    """One block on its way into a slot. ``engine_keeps`` it for now: its copy is worth little."""
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Blocks on their way into slots. ``engine_keeps`` them for now: a copy is worth little."""
 
-    placement: Placement
-    block: int
+    placed: Placed
     engine_keeps: bool
 
-
-class Budget:
-    """Bytes that may still be spent, on one rank in one step."""
-
-    __slots__ = ("left_bytes",)
-
-    def __init__(self, nbytes: int) -> None:
-        self.left_bytes = nbytes
-
-    def spend(self, nbytes: int) -> bool:
-        """Take ``nbytes``, or leave everything as it was and answer False."""
-        if nbytes > self.left_bytes:
-            return False
-        self.left_bytes -= nbytes
-        return True
+    def __len__(self) -> int:
+        return len(self.placed)
 
 
 class CapturePlanner:
@@ -67,43 +54,45 @@ class CapturePlanner:
         captures, self._captures = self._captures, []
         return captures
 
-    def fills(self, tracker: RequestTracker, mode: CaptureMode) -> None:
-        """Note what this step completes of ``tracker``'s blocks; capture it if ``mode`` says so.
+    def fills(self, trackers: Sequence[RequestTracker], mode: CaptureMode) -> None:
+        """Note what this step completes of these lives' blocks; capture it if ``mode`` says so.
 
         Before the ranks have reported their slots, the same blocks are looked at again next time.
         """
-        hashes = tracker.request.block_hashes
         for group in self._groups:
-            first = tracker.next_block[group.index]
-            stop = full_blocks(tracker.token_len, group.block_tokens, len(hashes))
-            for position in range(first, stop):
-                self._fill(tracker, group, position, mode)
-            if self._index.slot_count and stop > first:
-                tracker.next_block[group.index] = stop
+            columns = self._filled(trackers, group)
+            if not columns:
+                continue
+            keys = columns.keys()
+            self._witness.saw_computed(columns.blocks, keys, columns.lives, columns.depths)
+            if mode is CaptureMode.LAZY:
+                continue
+            if not self._witness.pool_agrees(columns.blocks, keys):
+                agreed = map(self._witness.vouches, columns.blocks, keys)
+                vouched = columns.only(agreed)
+                self._stats.unvouched_blocks += len(columns) - len(vouched)
+                columns = vouched
+            self._capture(columns, engine_keeps=True)
 
-    def victims(self, tracker: RequestTracker, budget: Budget) -> None:
-        """Capture what a preempted life had computed, head first, as far as it is still intact.
+    def victims(self, trackers: Sequence[RequestTracker], budget_bytes: int) -> None:
+        """Capture what preempted lives had computed, head first, as far as it is still intact.
 
-        The engine freed its blocks in this very step, most of which still carry name and content.
+        The engine freed their blocks in this very step; most still carry name and content.
         """
-        hashes = tracker.request.block_hashes
-        for group in self._groups:
-            table = tracker.tables.by_group[group.index]
-            for position in range(min(tracker.next_block[group.index], len(hashes))):
-                key = block_key(hashes[position], group.index)
-                if self._index.holds(group.index, hashes[position]):
-                    continue
-                if not self._witness.vouches(table[position], key):
-                    continue
-                if not budget.spend(group.block_bytes):
-                    return
-                place = Place(tracker.life, position)
-                self._capture(place, key, table[position], engine_keeps=False)
+        for tracker in trackers:
+            for group in self._groups:
+                columns = _computed(tracker, group)
+                vouched = columns.only(map(self._witness.vouches, columns.blocks, columns.keys()))
+                wanted = self._index.unheld(vouched).head(budget_bytes // group.block_bytes)
+                budget_bytes -= len(wanted) * group.block_bytes
+                self._capture(wanted, engine_keeps=False)
 
-    def leavers(self, budget: Budget) -> None:
+    def leavers(self, budget_bytes: int) -> None:
         """Capture what the engine may overwrite in its next step and the host cache has not."""
-        for block in self._index.residency.take_evicted():
-            self._lookahead.look_again(block)
+        if not self._index.slot_count:
+            return
+        self._lookahead.look_again(self._index.residency.take_evicted())
+        by_group: dict[int, Columns] = {}
         for block, key in self._lookahead.next_to_go():
             name, group = split_key(key)
             if self._index.holds(group, name):
@@ -111,32 +100,48 @@ class CapturePlanner:
             place = self._witness.place_of(block, key)
             if place is None:
                 continue
-            affordable = budget.spend(self._groups[group].block_bytes)
-            if not affordable or not self._capture(place, key, block, engine_keeps=False):
-                self._lookahead.look_again(block)
-                return
+            budget_bytes -= self._groups[group].block_bytes
+            if budget_bytes < 0:
+                self._lookahead.look_again((block,))
+                break
+            columns = by_group.setdefault(group, Columns(group))
+            columns.add(place.chain, place.depth, name, block)
+        for columns in by_group.values():
+            self._capture(columns, engine_keeps=False)
 
-    def _fill(
-        self, tracker: RequestTracker, group: Group, position: int, mode: CaptureMode
-    ) -> None:
-        name = tracker.request.block_hashes[position]
-        block = tracker.tables.by_group[group.index][position]
-        key = block_key(name, group.index)
-        place = Place(tracker.life, position)
-        self._witness.saw_computed(block, key, place)
-        if mode is CaptureMode.LAZY or self._index.holds(group.index, name):
-            return
-        if self._witness.vouches(block, key):
-            self._capture(place, key, block, engine_keeps=True)
-        else:
-            self._stats.unvouched_blocks += 1
+    def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
+        """The blocks that became whole since each life was last looked at."""
+        columns = Columns(group.index)
+        index, block_tokens = group.index, group.block_tokens
+        for tracker in trackers:
+            names = tracker.request.block_hashes
+            first = tracker.next_block[index]
+            stop = min(tracker.token_len // block_tokens, len(names))
+            if stop <= first:
+                continue
+            table = tracker.tables.by_group[index]
+            if stop == first + 1:
+                columns.add(tracker.life, first, names[first], table[first])
+            else:
+                columns.add_run(tracker.life, first, names[first:stop], table[first:stop])
+            if self._index.slot_count:
+                tracker.next_block[index] = stop
+        return columns
 
-    def _capture(self, place: Place, key: BlockKey, block: int, *, engine_keeps: bool) -> bool:
-        name, group = split_key(key)
+    def _capture(self, columns: Columns, *, engine_keeps: bool) -> None:
+        """Give slots to those blocks that have none, as far as there is room for them."""
         if not self._index.slot_count:
-            return False
-        placement = self._index.plan(place, group, name)
-        if placement is None:
-            return False
-        self._captures.append(Capture(placement, block, engine_keeps))
-        return True
+            return
+        placed = self._index.plan(self._index.unheld(columns))
+        if placed is not None:
+            self._captures.append(Capture(placed, engine_keeps))
+
+
+def _computed(tracker: RequestTracker, group: Group) -> Columns:
+    """All blocks a life has had whole, from its first."""
+    columns = Columns(group.index)
+    names = tracker.request.block_hashes
+    stop = min(tracker.next_block[group.index], len(names))
+    table = tracker.tables.by_group[group.index]
+    columns.add_run(tracker.life, 0, names[:stop], table[:stop])
+    return columns

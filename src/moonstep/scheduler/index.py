@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from moonstep.engine import BlockHash
-from moonstep.scheduler.policies import EvictionPolicy, Place
+from moonstep.scheduler.columns import BlockKey, Columns, first_of_each, key_suffix
+from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.scheduler.witness import BlockKey, block_key
+from moonstep.wire import Rows, make_rows
 
 
 class SlotState(IntEnum):
@@ -30,13 +33,23 @@ class SlotState(IntEnum):
     """Written and promised before a reset: never found again, free when its last pin goes."""
 
 
-class Placement(NamedTuple):
-    """A block in a slot. The generation tells this use of the slot from every other one."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Blocks with the slots they are to be captured into.
 
-    group: int
-    name: BlockHash
-    slot: int
+    The generation tells this use of the slots from every other one.
+    """
+
+    columns: Columns
+    slots: list[int]
     generation: int
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def rows(self) -> Rows:
+        return make_rows(self.columns.group, self.columns.blocks, self.slots, self.generation)
 
 
 @dataclass(slots=True)
@@ -66,11 +79,13 @@ class HostIndex:
         self._planned: list[dict[BlockHash, int]] = [{} for _ in range(group_count)]
         # By slot. Invariant: a slot that is not free has a name; a free one has none.
         self._state = bytearray()
-        self._generation: list[int] = []
-        self._name: list[BlockHash] = []
-        self._group: list[int] = []
+        self._states: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)  # the same memory
+        self._generation: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._group: npt.NDArray[np.int16] = np.zeros(0, dtype=np.int16)
+        self._name: dict[int, BlockHash] = {}
         self._free: list[int] = []
         self._pins: Counter[int] = Counter()
+        self._generation_count = 0
 
     @property
     def slot_count(self) -> int:
@@ -97,9 +112,9 @@ class HostIndex:
         if self.slot_count:
             raise RuntimeError(f"the index has {self.slot_count} slots already")
         self._state = bytearray(slot_count)
-        self._generation = [0] * slot_count
-        self._name = [b""] * slot_count
-        self._group = [0] * slot_count
+        self._states = np.frombuffer(self._state, dtype=np.uint8)
+        self._generation = np.zeros(slot_count, dtype=np.int32)
+        self._group = np.zeros(slot_count, dtype=np.int16)
         self._free = list(range(slot_count - 1, -1, -1))
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
@@ -114,39 +129,73 @@ class HostIndex:
         """Whether a slot has this block or is about to."""
         return name in self._written[group] or name in self._planned[group]
 
-    def locate(self, group: int, name: BlockHash) -> Placement | None:
-        """Where a written block lies."""
-        slot = self._written[group].get(name)
-        return None if slot is None else Placement(group, name, slot, self._generation[slot])
+    def unheld(self, columns: Columns) -> Columns:
+        """The rows whose block no slot has or is about to have, each name once."""
+        written, planned = self._written[columns.group], self._planned[columns.group]
+        names = columns.names
+        if written.keys().isdisjoint(names) and planned.keys().isdisjoint(names):
+            left = columns
+        else:
+            left = columns.only(name not in written and name not in planned for name in names)
+        if len(set(left.names)) < len(left):
+            return left.only(first_of_each(left.names))
+        return left
 
-    def plan(self, place: Place, group: int, name: BlockHash) -> Placement | None:
-        """Give the block at ``place`` a slot to be captured into.
+    def locate(
+        self, group: int, names: Sequence[BlockHash]
+    ) -> tuple[list[int], npt.NDArray[np.int32]]:
+        """Slots and generations of written blocks. KeyError for one that is not written."""
+        written = self._written[group]
+        slots = [written[name] for name in names]
+        return slots, self._generation[slots]
 
-        Takes a free slot, or evicts: first what the engine still holds, then what the policy says,
-        and of the block's own chain only what is deeper: a deeper block is not worth a shallower
-        one of the same prefix. ``None`` if there is no slot. The block must not be held already.
+    def plan(self, columns: Columns) -> Placed | None:
+        """Give blocks slots to be captured into; ``None`` if there is none for any of them.
+
+        Takes free slots, or evicts: first what the engine still holds, then what the policy says,
+        and of a block's own chain only what is deeper: a deeper block is not worth a shallower one
+        of the same prefix. Blocks without a slot are left out. None may be held already.
         """
-        if self.holds(group, name):
-            raise ValueError(f"block {name.hex()} of group {group} has a slot already")
-        slot = self._take_slot(place)
-        if slot is None:
-            self.counts.refused += 1
+        free, count = self._free, len(columns)
+        if len(free) >= count:
+            slots = free[-count:] if count else []
+            del free[len(free) - count :]
+            slots.reverse()
+        else:
+            columns, slots = self._make_room(columns)
+        if not slots:
             return None
-        self._state[slot] = SlotState.PLANNED
-        self._generation[slot] += 1
-        self._name[slot] = name
-        self._group[slot] = group
-        self._planned[group][name] = slot
-        self._policy.add(place, slot)
-        return Placement(group, name, slot, self._generation[slot])
+        group, names = columns.group, columns.names
+        self._generation_count += 1
+        self._states[slots] = SlotState.PLANNED
+        self._generation[slots] = self._generation_count
+        self._group[slots] = group
+        self._name.update(zip(slots, names, strict=True))
+        self._planned[group].update(zip(names, slots, strict=True))
+        self._policy.add(columns.lives, columns.depths, slots)
+        return Placed(columns, slots, self._generation_count)
 
-    def acknowledge(self, placement: Placement) -> bool:
-        """Every rank has captured it: the slot may be promised. False if a reset came between."""
-        return self._settle(placement, written=True)
+    def acknowledge(self, placed: Placed) -> int:
+        """Every rank has captured it: the slots may be promised. How many, after a reset fewer."""
+        group, names, slots = placed.columns.group, placed.columns.names, placed.slots
+        self._check_under_way(placed)
+        planned, written = self._planned[group], self._written[group]
+        if list(map(planned.get, names)) != slots:
+            return sum(self._acknowledge_one(placed, at) for at in range(len(placed)))
+        for name in names:
+            del planned[name]
+        written.update(zip(names, slots, strict=True))
+        self._states[slots] = SlotState.WRITTEN
+        return len(slots)
 
-    def abandon(self, placement: Placement) -> bool:
-        """Some rank has not captured it: the slot is free again, and nothing was promised."""
-        return self._settle(placement, written=False)
+    def abandon(self, placed: Placed) -> None:
+        """Some rank has not captured it: the slots are free again, and nothing was promised."""
+        self._check_under_way(placed)
+        planned = self._planned[placed.columns.group]
+        for name, slot in zip(placed.columns.names, placed.slots, strict=True):
+            if planned.get(name) == slot:
+                del planned[name]
+            self._release(slot)
 
     def use(
         self, chain: int, group: int, names: Sequence[BlockHash], blocks: Sequence[int]
@@ -158,10 +207,8 @@ class HostIndex:
         written = self._written[group]
         used = [(depth, written[name]) for depth, name in enumerate(names) if name in written]
         self._policy.use(chain, used)
-        for depth, slot in used:
-            if depth >= len(blocks):
-                break
-            self.residency.note(slot, blocks[depth])
+        there = [(slot, blocks[depth]) for depth, slot in used if depth < len(blocks)]
+        self.residency.note([slot for slot, _ in there], [block for _, block in there])
 
     def pin(self, slots: Iterable[int]) -> None:
         """Keep these written slots as they are until ``unpin``; pins count."""
@@ -212,8 +259,21 @@ class HostIndex:
             assert pins > 0, slot
             assert states[slot] in (SlotState.WRITTEN, SlotState.DOOMED), slot
         assert states.count(SlotState.DOOMED) <= len(self._pins), "doomed without a pin"
+        assert self._name.keys() == {s for s, st in enumerate(states) if st != SlotState.FREE}
 
-    def _take_slot(self, place: Place) -> int | None:
+    def _make_room(self, columns: Columns) -> tuple[Columns, list[int]]:
+        """Slots for as many of the blocks as there is room for, in their order."""
+        slots: list[int] = []
+        wanted: list[bool] = []
+        for life, depth in zip(columns.lives, columns.depths, strict=True):
+            slot = self._take_slot(life, depth)
+            wanted.append(slot is not None)
+            if slot is not None:
+                slots.append(slot)
+        self.counts.refused += len(wanted) - len(slots)
+        return columns.only(wanted), slots
+
+    def _take_slot(self, life: int, depth: int) -> int | None:
         if self._free:
             return self._free.pop()
         victim = self.residency.choose(self._may_leave, self._key_of)
@@ -221,9 +281,7 @@ class HostIndex:
             self.counts.evicted_resident += 1
         else:
             victim = self._policy.choose(
-                lambda at, slot: (
-                    (at.chain != place.chain or at.depth > place.depth) and self._may_leave(slot)
-                )
+                lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave(slot)
             )
         if victim is None:
             return None
@@ -235,27 +293,30 @@ class HostIndex:
         return self._state[slot] == SlotState.WRITTEN and slot not in self._pins
 
     def _key_of(self, slot: int) -> BlockKey:
-        return block_key(self._name[slot], self._group[slot])
+        return self._name[slot] + key_suffix(int(self._group[slot]))
 
-    def _settle(self, placement: Placement, *, written: bool) -> bool:
-        group, name, slot, generation = placement
-        if self._generation[slot] != generation or self._state[slot] != SlotState.PLANNED:
-            raise RuntimeError(f"{placement} is not on its way: slot settled twice or re-used")
-        wanted = self._planned[group].get(name) == slot
-        if wanted:
-            del self._planned[group][name]
-        if wanted and written:
-            self._state[slot] = SlotState.WRITTEN
-            self._written[group][name] = slot
-            return True
-        self._release(slot)
-        return False
+    def _check_under_way(self, placed: Placed) -> None:
+        slots = placed.slots
+        same = self._generation[slots] == placed.generation
+        if not (same & (self._states[slots] == SlotState.PLANNED)).all():
+            raise RuntimeError(f"slots {slots} are not on their way: settled twice or re-used")
+
+    def _acknowledge_one(self, placed: Placed, at: int) -> bool:
+        """``acknowledge`` of one block, after a reset: its name may have another slot by now."""
+        group, name, slot = placed.columns.group, placed.columns.names[at], placed.slots[at]
+        if self._planned[group].get(name) != slot:
+            self._release(slot)
+            return False
+        del self._planned[group][name]
+        self._state[slot] = SlotState.WRITTEN
+        self._written[group][name] = slot
+        return True
 
     def _release(self, slot: int) -> None:
         if self._state[slot] == SlotState.WRITTEN:
-            del self._written[self._group[slot]][self._name[slot]]
+            del self._written[int(self._group[slot])][self._name[slot]]
         self._state[slot] = SlotState.FREE
-        self._name[slot] = b""
+        del self._name[slot]
         self.residency.forget(slot)
         self._policy.remove(slot)
         self._free.append(slot)

@@ -37,7 +37,7 @@ class CaptureLedger:
         self._open: dict[int, _OpenStep] = {}  # Invariant: by ascending step
 
     def __len__(self) -> int:
-        return sum(len(step.captures) for step in self._open.values())
+        return sum(len(capture) for step in self._open.values() for capture in step.captures)
 
     def open(self, step: int, captures: list[Capture]) -> None:
         """Note what ``step`` captures. Steps ascend."""

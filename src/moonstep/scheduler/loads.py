@@ -9,44 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
-from moonstep.scheduler.index import HostIndex, Placement
-from moonstep.scheduler.policies import Place
-from moonstep.scheduler.witness import BlockKey, Witness, block_key
-from moonstep.wire import ReqMeta
+import numpy as np
+import numpy.typing as npt
 
-Row = tuple[int, int, int, int]
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.witness import Witness
+from moonstep.wire import ReqMeta, Rows, join_rows, make_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """One promised block: from which slot into which of the request's own blocks."""
+    """Promised blocks of one group: from which slots, at which generations, into which blocks."""
 
-    placement: Placement
-    block: int
-    place: Place
-    nbytes: int
+    columns: Columns
+    slots: list[int]
+    generations: npt.NDArray[np.int32]
+    block_bytes: int
 
-    @property
-    def row(self) -> Row:
-        return (self.placement.group, self.block, self.placement.slot, self.placement.generation)
-
-    @property
-    def key(self) -> BlockKey:
-        return block_key(self.placement.name, self.placement.group)
+    def rows(self, start: int, stop: int) -> Rows:
+        return make_rows(
+            self.columns.group,
+            self.columns.blocks[start:stop],
+            self.slots[start:stop],
+            self.generations[start:stop],
+        )
 
 
 @dataclass(slots=True)
 class _Load:
     request_id: str
     restores: Sequence[Restore]
-    done: int = 0
+    group: int = 0
+    block: int = 0
+    """How far it has come: blocks before ``restores[group]``'s row ``block`` are planned."""
     outdated: bool = False
     """The caches were reset meanwhile: the promise is kept, but vouches for nothing."""
 
     @property
+    def is_over(self) -> bool:
+        return self.group == len(self.restores)
+
+    @property
     def slots(self) -> list[int]:
-        return [restore.placement.slot for restore in self.restores]
+        return [slot for restore in self.restores for slot in restore.slots]
 
 
 class LoadQueue:
@@ -60,19 +68,17 @@ class LoadQueue:
         self._index = index
         self._witness = witness
         self._loads: dict[str, _Load] = {}  # Invariant: oldest first
-        self._rows: list[Row] = []
+        self._rows: list[Rows] = []
+        self._row_count = 0
         self._of: list[ReqMeta] = []
         self._received: list[str] = []
 
     def __len__(self) -> int:
         return len(self._loads)
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._loads
-
     def restore_now(self, request_id: str, restores: Sequence[Restore]) -> None:
         """Copy all of it in the step that is being built."""
-        self._plan(request_id, restores, vouch=True)
+        self._advance(_Load(request_id, restores), slice_bytes=None)
 
     def enqueue(self, request_id: str, restores: Sequence[Restore]) -> None:
         """Owe the request these blocks, to be copied in slices from this step on."""
@@ -80,27 +86,20 @@ class LoadQueue:
         self._index.pin(load.slots)
         self._loads[request_id] = load
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, request_id: str) -> None:
         """The request has ended. What is left of its load is dropped, and the engine is told."""
         load = self._loads.pop(request_id, None)
-        if load is None:
-            return False
-        self._finish(load)
-        return True
+        if load is not None:
+            self._finish(load)
 
     def advance(self, slice_bytes: int) -> None:
         """Plan the next slice, oldest load first; at least one block, however small the slice."""
-        left_bytes = slice_bytes
         for load in list(self._loads.values()):
-            start = load.done
-            while load.done < len(load.restores) and (left_bytes > 0 or load.done == start):
-                left_bytes -= load.restores[load.done].nbytes
-                load.done += 1
-            self._plan(load.request_id, load.restores[start : load.done], vouch=not load.outdated)
-            if load.done == len(load.restores):
+            slice_bytes -= self._advance(load, slice_bytes)
+            if load.is_over:
                 del self._loads[load.request_id]
                 self._finish(load)
-            if left_bytes <= 0:
+            if slice_bytes <= 0:
                 return
 
     def outdate(self) -> None:
@@ -108,20 +107,40 @@ class LoadQueue:
         for load in self._loads.values():
             load.outdated = True
 
-    def take(self) -> tuple[list[Row], tuple[ReqMeta, ...], tuple[str, ...]]:
+    def take(self) -> tuple[Rows, tuple[ReqMeta, ...], tuple[str, ...]]:
         """Rows, whose they are, and ended loads, planned since the last call."""
-        taken = self._rows, tuple(self._of), tuple(self._received)
-        self._rows, self._of, self._received = [], [], []
+        taken = join_rows(self._rows), tuple(self._of), tuple(self._received)
+        self._rows, self._of, self._received, self._row_count = [], [], [], 0
         return taken
 
-    def _plan(self, request_id: str, restores: Sequence[Restore], *, vouch: bool) -> None:
-        start = len(self._rows)
-        for restore in restores:
-            self._rows.append(restore.row)
-            if vouch:
-                self._witness.saw_computed(restore.block, restore.key, restore.place)
-                self._index.residency.note(restore.placement.slot, restore.block)
-        self._of.append(ReqMeta(request_id, start, len(self._rows)))
+    def _advance(self, load: _Load, slice_bytes: int | None) -> int:
+        """Plan rows of ``load`` up to ``slice_bytes``, at least one; answer with their bytes."""
+        first_row, planned_bytes = self._row_count, 0
+        while not load.is_over and (slice_bytes is None or planned_bytes < max(slice_bytes, 1)):
+            restore = load.restores[load.group]
+            count = len(restore.slots) - load.block
+            if slice_bytes is not None:
+                left_blocks = (slice_bytes - planned_bytes) // restore.block_bytes
+                count = min(count, max(left_blocks, 1))
+            self._plan(load, restore, count)
+            planned_bytes += count * restore.block_bytes
+        self._of.append(ReqMeta(load.request_id, first_row, self._row_count))
+        return planned_bytes
+
+    def _plan(self, load: _Load, restore: Restore, count: int) -> None:
+        start, stop = load.block, load.block + count
+        columns = restore.columns
+        self._rows.append(restore.rows(start, stop))
+        self._row_count += count
+        if not load.outdated:
+            blocks = columns.blocks[start:stop]
+            part = Columns(columns.group, names=columns.names[start:stop])
+            life = repeat(columns.lives[0]) if columns.lives else ()
+            self._witness.saw_computed(blocks, part.keys(), life, columns.depths[start:stop])
+            self._index.residency.note(restore.slots[start:stop], blocks)
+        load.block = stop
+        if stop == len(restore.slots):
+            load.group, load.block = load.group + 1, 0
 
     def _finish(self, load: _Load) -> None:
         self._index.unpin(load.slots)

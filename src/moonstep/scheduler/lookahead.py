@@ -7,10 +7,10 @@ steps before, so that the host cache holds what the engine drops and little else
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moonstep.engine import Block, BlockPool
-from moonstep.scheduler.witness import BlockKey
+from moonstep.scheduler.columns import BlockKey
 
 _AHEAD_FACTOR = 2
 _AHEAD_MIN_BLOCKS = 16
@@ -40,9 +40,12 @@ class LookAhead:
         """How many blocks from the front are looked at."""
         return max(_AHEAD_MIN_BLOCKS, int(_AHEAD_FACTOR * self._peak_blocks))
 
-    def saw_taken(self, block_count: int) -> None:
-        """The step that is being built took this many blocks from the queue."""
-        self._taken_blocks += block_count
+    def saw_taken(self, blocks: Sequence[int]) -> None:
+        """The step that is being built took these blocks from the queue."""
+        self._taken_blocks += len(blocks)
+        looked_at = self._looked_at
+        for block in blocks:
+            looked_at.pop(block, None)
 
     def next_to_go(self) -> Iterator[tuple[int, BlockKey]]:
         """Named blocks near the front that were not looked at yet, the next to go first.
@@ -69,9 +72,13 @@ class LookAhead:
                 yield block.block_id, key
             block = _next(block)
 
-    def look_again(self, block: int) -> None:
-        """What became of ``block`` last time no longer holds: pass it on once more."""
-        self._looked_at.pop(block, None)
+    def look_again(self, blocks: Sequence[int]) -> None:
+        """What became of ``blocks`` last time no longer holds: pass them on once more."""
+        if not blocks:
+            return
+        looked_at = self._looked_at
+        for block in blocks:
+            looked_at.pop(block, None)
         self._front = None
 
     def forget(self) -> None:

@@ -8,8 +8,9 @@ head: a prefix without its head is worth nothing.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 ChainId = int
@@ -25,8 +26,8 @@ class Place(NamedTuple):
 class EvictionPolicy(Protocol):
     """Order among slots. It never owns a slot: the index tells it what comes, goes and is used."""
 
-    def add(self, place: Place, slot: int) -> None:
-        """``slot`` is new, at ``place``; its chain was used just now."""
+    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
+        """``slots`` are new, each on its chain at its depth; the chains were used just now."""
 
     def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
         """``chain`` uses these ``(depth, slot)``, head first: they are its own from here on."""
@@ -58,17 +59,21 @@ class LruPolicy:
 
     def __init__(self) -> None:
         self._chains: dict[ChainId, _Chain] = {}  # Invariant: oldest use first, none without a slot
-        self._place_of: dict[int, Place] = {}
+        self._place_of: dict[int, tuple[ChainId, int]] = {}
 
-    def add(self, place: Place, slot: int) -> None:
-        self._refresh(place.chain)
-        self._attach(place.chain, place.depth, slot)
+    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
+        if len(set(chains)) == 1:
+            self._add_run(chains[0], depths, slots)
+            return
+        for chain, depth, slot in zip(chains, depths, slots, strict=True):
+            self._refresh(chain)
+            self._attach(chain, depth, slot)
 
     def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
         entry = self._refresh(chain)
         for depth, slot in slots:
             place = self._place_of.get(slot)
-            if place is None or place.chain != chain:
+            if place is None or place[0] != chain:
                 self.remove(slot)
                 self._attach(chain, depth, slot)
         if not entry.live:
@@ -78,10 +83,10 @@ class LruPolicy:
         place = self._place_of.pop(slot, None)
         if place is None:
             return
-        entry = self._chains[place.chain]
+        entry = self._chains[place[0]]
         entry.live -= 1
         if not entry.live:
-            del self._chains[place.chain]
+            del self._chains[place[0]]
 
     def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
         for chain, entry in self._chains.items():
@@ -108,6 +113,20 @@ class LruPolicy:
         self._chains[chain] = entry
         return entry
 
+    def _add_run(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
+        """``add`` for one chain, in few passes: most runs go behind or before what is there."""
+        entry = self._refresh(chain)
+        items = sorted(zip(depths, slots, strict=True))
+        if not entry.slots or entry.slots[-1] < items[0]:
+            entry.slots.extend(items)
+        elif items[-1] < entry.slots[0]:
+            entry.slots[:0] = items
+        else:
+            entry.slots.extend(items)
+            entry.slots.sort()
+        entry.live += len(items)
+        self._place_of.update(zip(slots, zip(repeat(chain), depths, strict=False), strict=False))
+
     def _attach(self, chain: ChainId, depth: int, slot: int) -> None:
         entry = self._chains[chain]
         item = (depth, slot)
@@ -116,4 +135,4 @@ class LruPolicy:
         else:
             insort(entry.slots, item)
         entry.live += 1
-        self._place_of[slot] = Place(chain, depth)
+        self._place_of[slot] = (chain, depth)

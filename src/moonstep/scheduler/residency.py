@@ -7,10 +7,10 @@ named so in its pool, or it is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moonstep.engine import BlockPool
-from moonstep.scheduler.witness import BlockKey
+from moonstep.scheduler.columns import BlockKey
 
 
 class Residency:
@@ -25,10 +25,12 @@ class Residency:
         """Take the engine's pool as the one to ask."""
         self._pool = pool
 
-    def note(self, slot: int, block: int) -> None:
-        """``block`` of the engine has the content of ``slot`` from this step on."""
-        self._block_of.pop(slot, None)
-        self._block_of[slot] = block
+    def note(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """``blocks`` of the engine have the content of ``slots`` from this step on."""
+        block_of = self._block_of
+        for slot in slots:
+            block_of.pop(slot, None)
+        block_of.update(zip(slots, blocks, strict=False))
 
     def forget(self, slot: int) -> None:
         """``slot`` holds something else now, or nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import compress
 
 from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
 from moonstep.engine import (
@@ -14,20 +15,21 @@ from moonstep.engine import (
     SchedulerOutput,
 )
 from moonstep.groups import Group
-from moonstep.scheduler.captures import Budget, Capture, CapturePlanner
+from moonstep.scheduler.captures import Capture, CapturePlanner
+from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
 from moonstep.scheduler.loads import LoadQueue, Restore
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
-from moonstep.scheduler.policies import LruPolicy, Place
+from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
-from moonstep.wire import StepPlan, WorkerReport, make_rows
+from moonstep.wire import StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class MooncakeStoreScheduler:
         self._groups = tuple(groups)
         self._rank_count = rank_count
         self._tokens_per_decode = tokens_per_decode
+        self._longest_block_tokens = max(group.block_tokens for group in groups)
         self._mode = settings.capture
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
@@ -152,8 +155,8 @@ class MooncakeStoreScheduler:
         self._sync_bytes = 0
         return StepPlan(
             step=self._step,
-            restores=make_rows(rows),
-            captures=make_rows([(p.group, b, p.slot, p.generation) for p, b, _ in captures]),
+            restores=rows,
+            captures=join_rows([capture.placed.rows for capture in captures]),
             restores_of=restores_of,
             received=received,
         )
@@ -261,30 +264,30 @@ class MooncakeStoreScheduler:
         for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
             local_blocks = local_tokens // group.block_tokens
             self._saw_allocated(table[local_blocks:])
-            for position in range(local_blocks):
-                self._lookahead.look_again(table[position])
-            computed_blocks = num_computed_tokens // group.block_tokens
-            self.index.use(
-                tracker.life, group.index, hashes[:computed_blocks], table[:local_blocks]
-            )
+            self._lookahead.look_again(table[:local_blocks])
+            computed = hashes[: num_computed_tokens // group.block_tokens]
+            self.index.use(tracker.life, group.index, computed, table[:local_blocks])
 
     def _extend_tables(self, cached: CachedRequests) -> None:
         """Append this step's new blocks to the tables of running requests."""
         new_block_ids = cached.new_block_ids
         if new_block_ids.count(None) == len(new_block_ids):
             return  # one comparison an entry, in C: nothing is new for those who merely run
-        for request_id, block_ids in zip(cached.req_ids, new_block_ids, strict=True):
-            if block_ids is None or request_id in cached.resumed_req_ids:
+        resumed, taken = cached.resumed_req_ids, list[int]()
+        pairs = zip(cached.req_ids, new_block_ids, strict=True)
+        for request_id, block_ids in compress(pairs, new_block_ids):
+            if block_ids is None or request_id in resumed:
                 continue
             for ids in block_ids:
-                self._saw_allocated(ids)
+                taken.extend(ids)
             tracker = self.lives.get(request_id)
             if tracker is not None:
                 tracker.tables.append(block_ids)
+        self._saw_allocated(taken)
 
     def _saw_allocated(self, blocks: Sequence[int]) -> None:
         self._witness.saw_allocated(blocks)
-        self._lookahead.saw_taken(len(blocks))
+        self._lookahead.saw_taken(blocks)
 
     def _count_life(
         self, request: Request, load: LoadSpec | None, num_computed_tokens: int
@@ -303,39 +306,45 @@ class MooncakeStoreScheduler:
     # Restores.
 
     def _start_loads(self) -> None:
+        """Begin what the requests admitted in this step were promised."""
         for request_id, admission in self._admitted.items():
-            load = admission.load
-            if load is None:
-                continue
-            if load.sliced:
+            load, life = admission.load, self.lives.get(request_id)
+            if load is not None and load.sliced:
                 self._life_count += 1
-                chain = self._life_count
-                for group, table in zip(self._groups, admission.tables, strict=True):
-                    self._saw_allocated(table[load.local_tokens // group.block_tokens :])
-                self._loads.enqueue(request_id, self._restores(admission, load, chain))
+                self._saw_tables_allocated(admission, load.local_tokens)
+                restores = self._restores(admission, load, self._life_count)
+                self._loads.enqueue(request_id, restores)
                 self._sliced[request_id] = load
                 self.stats.sliced_loads += 1
-            else:
-                chain = self.lives[request_id].life
-                self._loads.restore_now(request_id, self._restores(admission, load, chain))
+            elif load is not None and life is not None:
+                restores = self._restores(admission, load, life.life)
+                self._loads.restore_now(request_id, restores)
+            elif life is None:
+                # Another connector loads into these blocks: whatever they held is going.
+                self._saw_tables_allocated(admission, 0)
 
-    def _restores(self, admission: Admission, load: LoadSpec, chain: int) -> list[Restore]:
+    def _saw_tables_allocated(self, admission: Admission, local_tokens: int) -> None:
+        for group, table in zip(self._groups, admission.tables, strict=True):
+            self._saw_allocated(table[local_tokens // group.block_tokens :])
+
+    def _restores(self, admission: Admission, load: LoadSpec, life: int) -> list[Restore]:
         """What fills the request's own blocks from the slots that it was promised."""
-        names = admission.request.block_hashes
         restores = []
         for group, table in zip(self._groups, admission.tables, strict=True):
             first = load.local_tokens // group.block_tokens
             stop = load.stop_tokens // group.block_tokens
-            for position in range(first, stop):
-                placement = self.index.locate(group.index, names[position])
-                if placement is None:
-                    raise RuntimeError(
-                        f"moonstep: request {admission.request.request_id} was promised block "
-                        f"{position} of group {group.index}, which no slot holds: promises and "
-                        f"slots have drifted apart"
-                    )
-                place = Place(chain, position)
-                restores.append(Restore(placement, table[position], place, group.block_bytes))
+            columns = Columns(group.index)
+            names = admission.request.block_hashes[first:stop]
+            columns.add_run(life, first, names, table[first:stop])
+            try:
+                slots, generations = self.index.locate(group.index, names)
+            except KeyError as name:
+                raise RuntimeError(
+                    f"moonstep: request {admission.request.request_id} was promised tokens "
+                    f"{load.local_tokens} to {load.stop_tokens}, but no slot holds block {name} of "
+                    f"group {group.index}: promises and slots have drifted apart"
+                ) from None
+            restores.append(Restore(columns, slots, generations, group.block_bytes))
         return restores
 
     def _bytes_of(self, tokens: int) -> int:
@@ -348,37 +357,44 @@ class MooncakeStoreScheduler:
         self, output: SchedulerOutput, victims: Sequence[RequestTracker]
     ) -> list[Capture]:
         """What this step's forward pass fills, what it preempts, what it may next overwrite."""
-        budget = Budget(self._settings.victim_bytes)
-        for tracker in victims:
-            self._count_victim(tracker)
-            if tracker.saves:
-                self._planner.victims(tracker, budget)
-        for tracker in self._wheel.due(self._step):
-            scheduled = output.num_scheduled_tokens.get(tracker.request.request_id)
-            if scheduled is None:
-                self._wheel.enter(tracker, self._step + 1)
-                continue
-            tracker.settle(scheduled)
-            self._planner.fills(tracker, self._mode)
-            self._wheel.enter(tracker, self._step + self._steps_to_next_block(tracker, scheduled))
-        self._planner.leavers(Budget(self._settings.leaver_bytes))
+        if victims:
+            self._count_victims(victims)
+            saving = [tracker for tracker in victims if tracker.saves]
+            self._planner.victims(saving, self._settings.victim_bytes)
+        if due := self._wheel.due(self._step):
+            self._plan_fills(due, output.num_scheduled_tokens)
+        self._planner.leavers(self._settings.leaver_bytes)
         captures = self._planner.take()
         if captures:
             self._ledger.open(self._step, captures)
         return captures
 
+    def _plan_fills(self, due: Sequence[RequestTracker], num_scheduled: dict[str, int]) -> None:
+        """Look at the lives that can have filled a block, and enter them again."""
+        scheduled: list[tuple[RequestTracker, int]] = []
+        for tracker in due:
+            tokens = num_scheduled.get(tracker.request_id)
+            if tokens is None:
+                self._wheel.enter(tracker, self._step + 1)
+                continue
+            tracker.settle(tokens)
+            scheduled.append((tracker, tokens))
+        self._planner.fills([tracker for tracker, _ in scheduled], self._mode)
+        for tracker, tokens in scheduled:
+            self._wheel.enter(tracker, self._step + self._steps_to_next_block(tracker, tokens))
+
     def _steps_to_next_block(self, tracker: RequestTracker, num_scheduled_tokens: int) -> int:
         request = tracker.request
         prefilling = request.num_computed_tokens + num_scheduled_tokens < request.num_tokens
-        missing = min(
-            (tracker.next_block[group.index] + 1) * group.block_tokens - tracker.token_len
-            for group in self._groups
-        )
-        return steps_to_fill(missing, prefilling, self._tokens_per_decode)
+        missing_tokens = self._longest_block_tokens
+        for group in self._groups:
+            boundary = (tracker.next_block[group.index] + 1) * group.block_tokens
+            missing_tokens = min(missing_tokens, boundary - tracker.token_len)
+        return steps_to_fill(missing_tokens, prefilling, self._tokens_per_decode)
 
-    def _count_victim(self, tracker: RequestTracker) -> None:
-        full = self._groups[0].block_tokens * tracker.next_block[0]
-        self.stats.victim_tokens += full
+    def _count_victims(self, victims: Sequence[RequestTracker]) -> None:
+        blocks = sum(tracker.next_block[0] for tracker in victims)
+        self.stats.victim_tokens += self._groups[0].block_tokens * blocks
 
     # What the ranks report.
 
@@ -390,16 +406,17 @@ class MooncakeStoreScheduler:
             self.index.resize(min(self._slots_by_rank.values()))
 
     def _settle_capture(self, capture: Capture, *, captured: bool) -> None:
-        placement = capture.placement
+        placed = capture.placed
         if not captured:
-            self.index.abandon(placement)
-            self._lookahead.look_again(capture.block)
-            self.stats.failed_blocks += 1
-        elif self.index.acknowledge(placement):
-            if capture.engine_keeps:
-                self.index.residency.note(placement.slot, capture.block)
-            self.stats.saved_blocks += 1
-            self.stats.saved_tokens += self._groups[placement.group].block_tokens
+            self.index.abandon(placed)
+            self._lookahead.look_again(placed.columns.blocks)
+            self.stats.failed_blocks += len(placed)
+            return
+        kept = self.index.acknowledge(placed)
+        if capture.engine_keeps and kept == len(placed):
+            self.index.residency.note(placed.slots, placed.columns.blocks)
+        self.stats.saved_blocks += kept
+        self.stats.saved_tokens += kept * self._groups[placed.columns.group].block_tokens
 
 
 def _options(request: Request) -> RequestOptions:

@@ -52,6 +52,7 @@ class RequestTracker:
         "life",
         "next_block",
         "request",
+        "request_id",
         "saves",
         "tables",
         "token_len",
@@ -68,6 +69,7 @@ class RequestTracker:
     ) -> None:
         self.life = life
         self.request = request
+        self.request_id = request.request_id
         self.tables = tables
         self.next_block = list(next_block)
         self.token_len = 0
@@ -82,16 +84,3 @@ class RequestTracker:
         """
         computed = self.request.num_computed_tokens + num_scheduled_tokens
         self.token_len = min(computed, self.request.num_tokens)
-
-
-def full_blocks(token_len: int, block_tokens: int, hash_count: int) -> int:
-    """How many leading blocks are settled whole and have a name.
-
-    Hashes may lag behind the tokens (async scheduling), so both bound it.
-
-    >>> full_blocks(token_len=70, block_tokens=16, hash_count=5)
-    4
-    >>> full_blocks(token_len=80, block_tokens=16, hash_count=4)
-    4
-    """
-    return min(token_len // block_tokens, hash_count)

@@ -6,75 +6,62 @@ a hash alone proves nothing. So two witnesses have to agree before a block is ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from moonstep.engine import BlockHash, BlockPool
+from moonstep.engine import BlockPool
+from moonstep.scheduler.columns import BlockKey
 from moonstep.scheduler.policies import Place
-
-BlockKey = bytes
-"""Block hash and group index (4 bytes, big-endian) as one, as the engine's pool writes it."""
-
-_GROUP_BYTES = 4
-
-
-def block_key(name: BlockHash, group: int) -> BlockKey:
-    """The pool's own form of a block's name (vLLM ``make_block_hash_with_group_id``)."""
-    return name + group.to_bytes(_GROUP_BYTES, "big")
-
-
-def split_key(key: BlockKey) -> tuple[BlockHash, int]:
-    """Name and group of a key.
-
-    >>> split_key(block_key(b"name", 3))
-    (b'name', 3)
-    """
-    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")
-
-
-class Computed(NamedTuple):
-    """What a step that we saw scheduled put into a block, and where that stands in a prefix."""
-
-    key: BlockKey
-    place: Place
 
 
 class Witness:
     """Which name each of the engine's blocks was computed under, as far as we saw it scheduled."""
 
     def __init__(self) -> None:
-        self._computed: dict[int, Computed] = {}
+        # By block: its key, and the life and depth at which it was computed.
+        self._computed: dict[int, tuple[BlockKey, int, int]] = {}
         self._pool: BlockPool | None = None
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the first witness."""
         self._pool = pool
 
-    def saw_computed(self, block: int, key: BlockKey, place: Place) -> None:
-        """A step that fills ``block`` with ``key`` is scheduled, by computing or by a restore."""
-        self._computed[block] = Computed(key, place)
+    def saw_computed(
+        self,
+        blocks: Iterable[int],
+        keys: Iterable[BlockKey],
+        lives: Iterable[int],
+        depths: Iterable[int],
+    ) -> None:
+        """A step that fills ``blocks`` with ``keys`` is scheduled, by computing or restoring."""
+        self._computed.update(zip(blocks, zip(keys, lives, depths, strict=False), strict=False))
 
     def saw_allocated(self, blocks: Iterable[int]) -> None:
         """These blocks were handed out anew: what they held is about to be overwritten."""
+        computed = self._computed
         for block in blocks:
-            self._computed.pop(block, None)
+            computed.pop(block, None)
 
-    def vouches(self, block: int, key: BlockKey) -> bool:
-        """Whether ``block`` holds ``key``, in this step, by both witnesses.
+    def pool_agrees(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> bool:
+        """Whether the engine's pool knows each of ``blocks`` by the key beside it.
 
         Without prefix caching the engine keeps no hash; then the request's table of this step,
-        from which the caller has the block, is the first witness.
+        from which the caller has the blocks, is the first witness.
         """
-        computed = self._computed.get(block)
-        if computed is None or computed.key != key:
-            return False
         pool = self._pool
-        return pool is None or not pool.enable_caching or pool.blocks[block].block_hash == key
+        if pool is None or not pool.enable_caching:
+            return True
+        pool_blocks = pool.blocks
+        return [pool_blocks[block].block_hash for block in blocks] == keys
+
+    def vouches(self, block: int, key: BlockKey) -> bool:
+        """Whether ``block`` holds ``key``, in this step, by both witnesses."""
+        computed = self._computed.get(block)
+        return computed is not None and computed[0] == key and self.pool_agrees((block,), [key])
 
     def place_of(self, block: int, key: BlockKey) -> Place | None:
         """Where ``key`` stands, if a step that filled ``block`` with it was seen: else ``None``."""
         computed = self._computed.get(block)
-        return computed.place if computed is not None and computed.key == key else None
+        return Place(*computed[1:]) if computed is not None and computed[0] == key else None
 
     def forget(self) -> None:
         """Nothing computed so far counts any more: the caches were reset."""

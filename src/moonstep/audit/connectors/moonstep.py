@@ -51,7 +51,7 @@ class MoonstepInspector:
             for slot in names.values():
                 for rank, worker in enumerate(self._workers):
                     assert slot < worker.slots, f"slot {slot}: rank {rank} has {worker.slots}"
-                    held, wanted = worker.arena.generation[slot], index._generation[slot]
+                    held, wanted = worker.arena.generation[slot], int(index._generation[slot])
                     assert held == wanted, (
                         f"slot {slot} on rank {rank} is at generation {held}, the index at {wanted}"
                     )

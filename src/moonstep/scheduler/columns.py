@@ -1,0 +1,102 @@
+"""Blocks of one group by the hundred: the columns of one table, filtered and extended together.
+
+A prompt of a million tokens fills 65,536 blocks of 16. One object for each of them costs more than
+everything else that is done with them, so they travel as columns, and only this class takes rows
+out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, repeat
+
+from moonstep.engine import BlockHash
+
+BlockKey = bytes
+"""Block hash and group index (4 bytes, big-endian) as one, as the engine's pool writes it."""
+
+_GROUP_BYTES = 4
+
+
+def key_suffix(group: int) -> bytes:
+    """What the pool writes behind a block hash (vLLM ``make_block_hash_with_group_id``)."""
+    return group.to_bytes(_GROUP_BYTES, "big")
+
+
+def split_key(key: BlockKey) -> tuple[BlockHash, int]:
+    """Name and group of a key.
+
+    >>> split_key(b"name" + key_suffix(3))
+    (b'name', 3)
+    """
+    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")
+
+
+@dataclass(slots=True)
+class Columns:
+    """Blocks of ``group``: whose life they stand in, how deep, their name, the engine's block."""
+
+    group: int
+    lives: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    names: list[BlockHash] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, life: int, depth: int, name: BlockHash, block: int) -> None:
+        """One more block."""
+        self.lives.append(life)
+        self.depths.append(depth)
+        self.names.append(name)
+        self.blocks.append(block)
+
+    def add_run(
+        self, life: int, first: int, names: Sequence[BlockHash], blocks: Sequence[int]
+    ) -> None:
+        """Consecutive blocks of one life, the first of them ``first`` blocks deep."""
+        count = len(names)
+        self.lives.extend(repeat(life, count))
+        self.depths.extend(range(first, first + count))
+        self.names.extend(names)
+        self.blocks.extend(blocks)
+
+    def only(self, wanted: Iterable[bool]) -> Columns:
+        """The rows for which ``wanted`` is true."""
+        keep = list(wanted)
+        return Columns(
+            self.group,
+            list(compress(self.lives, keep)),
+            list(compress(self.depths, keep)),
+            list(compress(self.names, keep)),
+            list(compress(self.blocks, keep)),
+        )
+
+    def head(self, count: int) -> Columns:
+        """The first ``count`` rows."""
+        if count >= len(self):
+            return self
+        return Columns(
+            self.group,
+            self.lives[:count],
+            self.depths[:count],
+            self.names[:count],
+            self.blocks[:count],
+        )
+
+    def keys(self) -> list[BlockKey]:
+        """The names as the engine's pool writes them."""
+        suffix = key_suffix(self.group)
+        return [name + suffix for name in self.names]
+
+
+def first_of_each(names: Sequence[BlockHash]) -> list[bool]:
+    """Which of the names stand there for the first time.
+
+    >>> first_of_each([b"a", b"b", b"a"])
+    [True, True, False]
+    """
+    seen: set[BlockHash] = set()
+    return [not (name in seen or seen.add(name)) for name in names]  # type: ignore[func-returns-value]
