@@ -82,6 +82,8 @@ class Tree:
                     raise self._error("there is no store in this folder")
                 self._make_ours()
             self._device = os.stat(self.root).st_dev
+        except FileNotFoundError as error:
+            raise self._error("there is no store in this folder") from error
         except OSError as error:
             raise self._error(f"the folder cannot be used: {error.strerror}") from error
 
