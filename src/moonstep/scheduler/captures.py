@@ -91,7 +91,6 @@ class CapturePlanner:
         """Capture what the engine may overwrite in its next step and the host cache has not."""
         if not self._index.slot_count:
             return
-        self._lookahead.look_again(self._index.residency.take_evicted())
         by_group: dict[int, Columns] = {}
         for block, key in self._lookahead.next_to_go():
             name, group = split_key(key)

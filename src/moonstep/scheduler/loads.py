@@ -76,6 +76,11 @@ class LoadQueue:
     def __len__(self) -> int:
         return len(self._loads)
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether ``take`` has anything to give."""
+        return bool(self._of or self._received)
+
     def restore_now(self, request_id: str, restores: Sequence[Restore]) -> None:
         """Copy all of it in the step that is being built."""
         self._advance(_Load(request_id, restores), slice_bytes=None)

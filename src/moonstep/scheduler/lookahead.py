@@ -7,7 +7,7 @@ steps before, so that the host cache holds what the engine drops and little else
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from moonstep.engine import Block, BlockPool
 from moonstep.scheduler.columns import BlockKey
@@ -47,10 +47,20 @@ class LookAhead:
         for block in blocks:
             looked_at.pop(block, None)
 
+    @property
+    def passed_on(self) -> Container[int]:
+        """Blocks that were passed on and have not been taken since. A view: it follows."""
+        return self._looked_at.keys()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the front of the queue may have changed since it was last walked."""
+        return self._front is None or self._front != self._front_now()
+
     def next_to_go(self) -> Iterator[tuple[int, BlockKey]]:
         """Named blocks near the front that were not looked at yet, the next to go first.
 
-        Each is passed on once, until ``look_again``. Costs nothing in a step that took no block.
+        Each is passed on once, until ``look_again``.
         """
         pool = self._pool
         if pool is None or not pool.enable_caching:
@@ -58,10 +68,7 @@ class LookAhead:
         self._learn()
         queue = pool.free_block_queue
         block = queue.fake_free_list_head.next_free_block
-        front = (block.block_id if block is not None else -1, queue.num_free_blocks)
-        if front == self._front:
-            return
-        self._front = front
+        self._front = self._front_now()
         looked_at = self._looked_at
         for _ in range(min(self.ahead_blocks, queue.num_free_blocks)):
             if block is None:
@@ -85,6 +92,14 @@ class LookAhead:
         """Everything is to be looked at anew."""
         self._looked_at.clear()
         self._front = None
+
+    def _front_now(self) -> tuple[int, int] | None:
+        """The block that goes next, and how many there are."""
+        if self._pool is None:
+            return None
+        queue = self._pool.free_block_queue
+        block = queue.fake_free_list_head.next_free_block
+        return (block.block_id if block is not None else -1, queue.num_free_blocks)
 
     def _learn(self) -> None:
         if self._taken_blocks:

@@ -7,19 +7,23 @@ named so in its pool, or it is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from moonstep.engine import BlockPool
 from moonstep.scheduler.columns import BlockKey
 
 
 class Residency:
-    """Slots whose content was last seen in a block of the engine, most recently seen last."""
+    """Slots whose content was last seen in a block of the engine, most recently seen last.
 
-    def __init__(self) -> None:
+    ``about_to_go`` are the blocks the engine may overwrite next: a copy of what they hold is the
+    opposite of worthless.
+    """
+
+    def __init__(self, about_to_go: Container[int] = ()) -> None:
         self._pool: BlockPool | None = None
+        self._about_to_go = about_to_go
         self._block_of: dict[int, int] = {}
-        self._evicted: list[int] = []
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the one to ask."""
@@ -36,21 +40,13 @@ class Residency:
         """``slot`` holds something else now, or nothing."""
         self._block_of.pop(slot, None)
 
-    def take_evicted(self) -> list[int]:
-        """Blocks of the engine whose copies were chosen to leave since the last call.
-
-        The engine alone has their content now, so they have to be looked at again.
-        """
-        blocks, self._evicted = self._evicted, []
-        return blocks
-
     def choose(
         self, may_leave: Callable[[int], bool], key_of: Callable[[int], BlockKey]
     ) -> int | None:
         """A slot that may leave and whose content the engine still has; the last seen first.
 
         What was seen last stays in the engine longest, and is captured again when it is about to
-        go. Slots found to be resident no more are dropped from the notes.
+        go. Slots found to be resident no more, or about to be, are dropped from the notes.
         """
         pool = self._pool
         if pool is None or not pool.enable_caching:
@@ -59,11 +55,10 @@ class Residency:
         chosen: int | None = None
         while self._block_of and chosen is None:
             slot, block = self._block_of.popitem()
-            if pool.blocks[block].block_hash != key_of(slot):
+            if block in self._about_to_go or pool.blocks[block].block_hash != key_of(slot):
                 continue
             if may_leave(slot):
                 chosen = slot
-                self._evicted.append(block)
             else:
                 kept.append((slot, block))
         self._block_of.update(reversed(kept))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 
 from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
 from moonstep.engine import (
     AllocatedBlocks,
     BlockPool,
-    CachedRequests,
     Request,
     SchedulerOutput,
 )
@@ -19,13 +17,13 @@ from moonstep.scheduler.captures import Capture, CapturePlanner
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
+from moonstep.scheduler.lives import Lives, starts_of
 from moonstep.scheduler.loads import LoadQueue, Restore
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
-from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
@@ -49,17 +47,18 @@ class MooncakeStoreScheduler:
         tokens_per_decode: int = 1,
     ) -> None:
         self.stats = SchedulerStats()
-        self.index = HostIndex(len(groups), LruPolicy(), Residency())
-        self.lives: dict[str, RequestTracker] = {}
+        self._lookahead = LookAhead()
+        residency = Residency(self._lookahead.passed_on)
+        self.index = HostIndex(len(groups), LruPolicy(), residency)
         self._settings = settings
         self._groups = tuple(groups)
+        self._lives = Lives(groups)
         self._rank_count = rank_count
         self._tokens_per_decode = tokens_per_decode
         self._longest_block_tokens = max(group.block_tokens for group in groups)
         self._mode = settings.capture
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
-        self._lookahead = LookAhead()
         self._planner = CapturePlanner(
             groups, self.index, self._witness, self._lookahead, self.stats
         )
@@ -69,7 +68,6 @@ class MooncakeStoreScheduler:
         self._outdated: set[str] = set()  # of these, those from before a reset
         self._wheel: Wheel[RequestTracker] = Wheel()
         self._step = 0
-        self._life_count = 0
         # Said within the step that is being built; emptied when its plan is made.
         self._promises: dict[str, LoadSpec] = {}
         self._admitted: dict[str, Admission] = {}
@@ -144,15 +142,23 @@ class MooncakeStoreScheduler:
         self._step += 1
         self.stats.steps += 1
         victims = self._end_lives(output)
-        self._start_lives(output)
-        self._extend_tables(output.scheduled_cached_reqs)
-        self._start_loads()
+        for request_id, block_ids, num_computed_tokens in starts_of(output):
+            self._start_life(request_id, block_ids, num_computed_tokens)
+        if taken := self._lives.extend(output.scheduled_cached_reqs):
+            self._saw_allocated(taken)
+        if self._admitted:
+            self._start_loads()
         self._loads.advance(self._settings.restore_slice_bytes)
-        rows, restores_of, received = self._loads.take()
         captures = self._plan_captures(output, victims)
         self._promises.clear()
         self._admitted.clear()
         self._sync_bytes = 0
+        return self._plan(captures)
+
+    def _plan(self, captures: Sequence[Capture]) -> StepPlan:
+        if not captures and not self._loads.has_plans:
+            return StepPlan(self._step)
+        rows, restores_of, received = self._loads.take()
         return StepPlan(
             step=self._step,
             restores=rows,
@@ -193,6 +199,11 @@ class MooncakeStoreScheduler:
                 assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
 
     @property
+    def lives(self) -> Mapping[str, RequestTracker]:
+        """The lives under way, by request id."""
+        return self._lives.by_id
+
+    @property
     def is_idle(self) -> bool:
         """Whether no capture and no load is under way."""
         return not self._ledger and not self._loads
@@ -201,59 +212,39 @@ class MooncakeStoreScheduler:
 
     def _end_lives(self, output: SchedulerOutput) -> list[RequestTracker]:
         """End the lives this step ends; the preempted ones are returned."""
-        victims = [
-            tracker
-            for request_id in output.preempted_req_ids or ()
-            if (tracker := self._end_life(request_id)) is not None
-        ]
+        ended = [self._end_life(request_id) for request_id in output.preempted_req_ids or ()]
         for request_id in output.finished_req_ids:
             self._end_life(request_id)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
-        return victims
+        return [tracker for tracker in ended if tracker is not None]
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
         self._outdated.discard(request_id)
         return self._sliced.pop(request_id, None)
 
     def _end_life(self, request_id: str) -> RequestTracker | None:
-        tracker = self.lives.pop(request_id, None)
+        tracker = self._lives.end(request_id)
         if tracker is not None:
             self._wheel.leave(tracker)
         return tracker
 
-    def _start_lives(self, output: SchedulerOutput) -> None:
-        for new in output.scheduled_new_reqs:
-            self._start_life(new.req_id, new.block_ids, new.num_computed_tokens)
-        cached = output.scheduled_cached_reqs
-        for request_id in cached.resumed_req_ids:
-            position = cached.req_ids.index(request_id)
-            block_ids = cached.new_block_ids[position] or ()
-            self._start_life(request_id, block_ids, cached.num_computed_tokens[position])
-
     def _start_life(
         self, request_id: str, block_ids: Sequence[Sequence[int]], num_computed_tokens: int
     ) -> None:
-        """Start the life of a request that this step admits, with these tables and no others."""
+        """Start the life of a request that this step admits."""
         self._end_life(request_id)
         admission = self._admitted.get(request_id)
         if admission is None:
             logger.error("request %s runs without having been admitted: not kept", request_id)
             return
-        self._life_count += 1
         request, load = admission.request, admission.load
-        tracker = RequestTracker(
-            self._life_count,
-            request,
-            BlockTables(block_ids),
-            [num_computed_tokens // group.block_tokens for group in self._groups],
-            saves=_options(request).save and request_id not in self._outdated,
-        )
-        self.lives[request_id] = tracker
+        saves = _options(request).save and request_id not in self._outdated
+        tracker = self._lives.start(request, block_ids, num_computed_tokens, saves=saves)
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
         self._count_life(request, load or self._forget_sliced(request_id), num_computed_tokens)
-        if tracker.saves:
+        if saves:
             self._wheel.enter(tracker, self._step)
 
     def _take_over_tables(
@@ -267,23 +258,6 @@ class MooncakeStoreScheduler:
             self._lookahead.look_again(table[:local_blocks])
             computed = hashes[: num_computed_tokens // group.block_tokens]
             self.index.use(tracker.life, group.index, computed, table[:local_blocks])
-
-    def _extend_tables(self, cached: CachedRequests) -> None:
-        """Append this step's new blocks to the tables of running requests."""
-        new_block_ids = cached.new_block_ids
-        if new_block_ids.count(None) == len(new_block_ids):
-            return  # one comparison an entry, in C: nothing is new for those who merely run
-        resumed, taken = cached.resumed_req_ids, list[int]()
-        pairs = zip(cached.req_ids, new_block_ids, strict=True)
-        for request_id, block_ids in compress(pairs, new_block_ids):
-            if block_ids is None or request_id in resumed:
-                continue
-            for ids in block_ids:
-                taken.extend(ids)
-            tracker = self.lives.get(request_id)
-            if tracker is not None:
-                tracker.tables.append(block_ids)
-        self._saw_allocated(taken)
 
     def _saw_allocated(self, blocks: Sequence[int]) -> None:
         self._witness.saw_allocated(blocks)
@@ -310,9 +284,8 @@ class MooncakeStoreScheduler:
         for request_id, admission in self._admitted.items():
             load, life = admission.load, self.lives.get(request_id)
             if load is not None and load.sliced:
-                self._life_count += 1
                 self._saw_tables_allocated(admission, load.local_tokens)
-                restores = self._restores(admission, load, self._life_count)
+                restores = self._restores(admission, load, self._lives.new_number())
                 self._loads.enqueue(request_id, restores)
                 self._sliced[request_id] = load
                 self.stats.sliced_loads += 1
@@ -363,7 +336,8 @@ class MooncakeStoreScheduler:
             self._planner.victims(saving, self._settings.victim_bytes)
         if due := self._wheel.due(self._step):
             self._plan_fills(due, output.num_scheduled_tokens)
-        self._planner.leavers(self._settings.leaver_bytes)
+        if self._lookahead.has_news:
+            self._planner.leavers(self._settings.leaver_bytes)
         captures = self._planner.take()
         if captures:
             self._ledger.open(self._step, captures)
