@@ -115,6 +115,9 @@ class MooncakeStoreWorker:
         self._captured: list[int] = []
         self._through = NO_STEP
         self._has_news = True
+        self._awaited: int | None = (
+            None  # a step whose plan has captures that are not asked for yet
+        )
 
     @property
     def slots(self) -> int:
@@ -122,10 +125,11 @@ class MooncakeStoreWorker:
         return self.arena.slots
 
     def restore(self, plan: StepPlan) -> None:
-        """Copy the plan's slots to their blocks, before the step's forward pass.
+        """Copy the plan's slots to their blocks, before the step's forward pass. Once a step.
 
         Raises ``StaleSlot`` or ``BadRow`` before the first byte: a promise that cannot be kept.
         """
+        self._expect_captures(plan)
         rows = plan.restores
         if not len(rows):
             return
@@ -144,6 +148,7 @@ class MooncakeStoreWorker:
         The slots give up what they held before anything is tried. When the copy fails they stay
         empty, and the step is never reported as captured.
         """
+        self._awaited = None
         if not len(plan.captures):
             self._open.append(_Step(plan.step, _Outcome.NOTHING_TO_DO, ENDED))
             return
@@ -193,6 +198,18 @@ class MooncakeStoreWorker:
         """End the device's work and the arena's thread. No verb may be called afterwards."""
         self._device.close()
         self.arena.close()
+
+    def _expect_captures(self, plan: StepPlan) -> None:
+        """A step begins. Captures of an earlier one that nobody asked for have failed.
+
+        vLLM 0.32.0 leaves ``wait_for_save`` out on all but the last pipeline rank when it decodes
+        speculatively; without a word from here such slots would stay planned for good.
+        """
+        if self._awaited is not None:
+            self.stats.failed_captures += 1
+            logger.error("captures of step %d were never asked for", self._awaited)
+            self._open.append(_Step(self._awaited, _Outcome.FAILED, ENDED))
+        self._awaited = plan.step if len(plan.captures) else None
 
     def _start_capture(self, rows: Rows) -> Ticket:
         slots = rows[:, SLOT]
