@@ -5,7 +5,7 @@ The scheduler half sees the engine only through these, so it imports neither vLL
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 BlockHash = bytes
@@ -51,6 +51,10 @@ class BlockPool(Protocol):
     blocks: Sequence[Block]
     enable_caching: bool
     free_block_queue: FreeBlockQueue
+
+    def touch(self, blocks: Sequence[Block]) -> None: ...
+
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None: ...
 
 
 class AllocatedBlocks(Protocol):

@@ -87,6 +87,18 @@ class CapturePlanner:
                 budget_bytes -= len(wanted) * group.block_bytes
                 self._capture(wanted, engine_keeps=False)
 
+    def leftovers(self, held: Sequence[Columns]) -> None:
+        """Capture blocks that ended requests left, and that are held for it.
+
+        The engine kept no name for them; that they were the request's own, and are held since, is
+        the first witness.
+        """
+        for columns in held:
+            self._witness.saw_computed(
+                columns.blocks, columns.keys(), columns.lives, columns.depths
+            )
+            self._capture(columns, engine_keeps=False)
+
     def leavers(self, budget_bytes: int) -> None:
         """Capture what the engine may overwrite in its next step and the host cache has not."""
         if not self._index.slot_count:

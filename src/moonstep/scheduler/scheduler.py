@@ -15,6 +15,7 @@ from moonstep.engine import (
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
 from moonstep.scheduler.lives import Lives, starts_of
@@ -62,6 +63,7 @@ class MooncakeStoreScheduler:
         self._planner = CapturePlanner(
             groups, self.index, self._witness, self._lookahead, self.stats
         )
+        self._holds = Holds(groups)
         self._ledger = CaptureLedger(rank_count)
         self._loads = LoadQueue(self.index, self._witness)
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
@@ -80,6 +82,7 @@ class MooncakeStoreScheduler:
         moment at which to capture it: everything is captured as it fills.
         """
         self._witness.bind(pool)
+        self._holds.bind(pool)
         self._lookahead.bind(pool)
         self.index.residency.bind(pool)
         if not pool.enable_caching:
@@ -129,8 +132,13 @@ class MooncakeStoreScheduler:
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
-        """A request has ended. True would keep its blocks from being freed: never needed here."""
-        del request  # its life ends with the next step, which names it
+        """A request has ended; its life does with the next step, which names it.
+
+        True would keep all its blocks from being freed: what has to be kept is held by itself.
+        """
+        tracker = self._lives.by_id.get(request.request_id)
+        if tracker is not None and tracker.saves and tracker.request is request:
+            self._holds.hold(tracker)
         return False
 
     def build_connector_meta(self, output: SchedulerOutput) -> StepPlan:
@@ -180,6 +188,7 @@ class MooncakeStoreScheduler:
         self.index.reset()
         self._witness.forget()
         self._lookahead.forget()
+        self._holds.outdate()
         self._loads.outdate()
         self._outdated.update(self._sliced)
         for tracker in self.lives.values():
@@ -205,8 +214,8 @@ class MooncakeStoreScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no capture and no load is under way."""
-        return not self._ledger and not self._loads
+        """Whether no capture and no load is under way, and no block is held."""
+        return not (self._ledger or self._loads or self._holds)
 
     # Lives and their tables.
 
@@ -334,6 +343,8 @@ class MooncakeStoreScheduler:
             self._count_victims(victims)
             saving = [tracker for tracker in victims if tracker.saves]
             self._planner.victims(saving, self._settings.victim_bytes)
+        if self._holds:
+            self._planner.leftovers(self._holds.release())
         if due := self._wheel.due(self._step):
             self._plan_fills(due, output.num_scheduled_tokens)
         if self._lookahead.has_news:
