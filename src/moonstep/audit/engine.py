@@ -474,6 +474,8 @@ class Engine:
             self._execute(step)
         output = self._model_output(step)
         self._run_late_aborts()
+        # Taken before: a request that ends with this output gets its last hash with it.
+        requests = [self.scheduler.requests.get(work.request) for work in step.works]
         results = self._guard(
             "update_from_output", self.scheduler.update_from_output, step.output, output
         )
@@ -483,8 +485,7 @@ class Engine:
         for outputs in results.values():
             for one in outputs.outputs:
                 self._receive(one)
-        for work in step.works:
-            request = self.scheduler.requests.get(work.request)
+        for request in requests:
             if request is not None:
                 self._refresh_session(request)
                 self._name_hashes(request)
