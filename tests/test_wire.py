@@ -15,6 +15,7 @@ from moonstep.wire import (
     ReqMeta,
     StepPlan,
     WorkerReport,
+    join_rows,
     make_rows,
 )
 
@@ -24,37 +25,38 @@ def pickled_bytes(message: object) -> int:
 
 
 def test_rows_keep_their_order_and_columns() -> None:
-    rows = make_rows([(0, 7, 3, 1), (1, 8, 2, 9)])
+    rows = join_rows([make_rows(0, [7, 5], [3, 4], [1, 6]), make_rows(1, [8], [2], 9)])
     assert rows.dtype == np.int32
-    assert rows.tolist() == [[0, 7, 3, 1], [1, 8, 2, 9]]
-    assert make_rows([]).shape == (0, ROW_COLUMNS)
+    assert rows.tolist() == [[0, 7, 3, 1], [0, 5, 4, 6], [1, 8, 2, 9]]
+    assert make_rows(0, [], [], 1).shape == (0, ROW_COLUMNS)
+    assert join_rows([]).shape == (0, ROW_COLUMNS)
 
 
 def test_a_plan_with_nothing_to_do_is_empty_and_tiny() -> None:
     assert StepPlan(3).is_empty
     assert pickled_bytes(StepPlan(3)) < 400
-    assert not StepPlan(3, captures=make_rows([(0, 1, 2, 3)])).is_empty
-    assert not StepPlan(3, restores=make_rows([(0, 1, 2, 3)])).is_empty
+    assert not StepPlan(3, captures=make_rows(0, [1], [2], 3)).is_empty
+    assert not StepPlan(3, restores=make_rows(0, [1], [2], 3)).is_empty
     assert not StepPlan(3, received=("r",)).is_empty
 
 
 def test_no_two_plans_share_rows_that_could_be_written() -> None:
     assert StepPlan(1).restores is NO_ROWS
-    assert make_rows([]) is NO_ROWS
+    assert join_rows([]) is NO_ROWS
     assert NO_ROWS.size == 0
 
 
 def test_a_plan_for_a_million_tokens_is_one_buffer() -> None:
     blocks = 1_000_000 // 16
-    plan = StepPlan(1, restores=make_rows([(0, b + 1, b, 1) for b in range(blocks)]))
+    plan = StepPlan(1, restores=make_rows(0, range(1, blocks + 1), range(blocks), 1))
     assert pickled_bytes(plan) < blocks * ROW_COLUMNS * 4 + 500
 
 
 def test_a_plan_comes_out_of_pickle_as_it_went_in() -> None:
     plan = StepPlan(
         5,
-        restores=make_rows([(0, 1, 2, 3)]),
-        captures=make_rows([(0, 4, 5, 6)]),
+        restores=make_rows(0, [1], [2], 3),
+        captures=make_rows(0, [4], [5], 6),
         restores_of=(ReqMeta("r", 0, 1),),
         received=("s",),
     )

@@ -264,3 +264,21 @@ class Hand:
         if request_id in resumed:
             return (list(self.tables[request_id]),)
         return (list(appended[request_id]),) if request_id in appended else None
+
+
+def lazy(**settings: object) -> Hand:
+    """A hand in lazy mode."""
+    return Hand(capture=CaptureMode.LAZY, **settings)  # type: ignore[arg-type]
+
+
+def running(hand: Hand, tokens: int, table: list[int], *, family: int = 1) -> None:
+    """R has computed its prompt of ``tokens`` tokens and sampled one; its captures have arrived."""
+    hand.admit(make_request("r", tokens, family=family), table)
+    hand.step({"r": tokens}, new=["r"])
+    hand.report()
+    hand.requests["r"].append_output_token_ids(7)
+
+
+def captured(*plans: StepPlan) -> list[int]:
+    """The blocks that these plans capture, in order."""
+    return [block for plan in plans for block in blocks_of(plan.captures)]

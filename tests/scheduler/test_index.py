@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from moonstep.scheduler.index import HostIndex, Placement
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.index import HostIndex, Placed
 from moonstep.scheduler.policies import LruPolicy, Place
 
 CHAINS = st.integers(1, 4)
@@ -27,32 +29,46 @@ def name_of(family: int, position: int) -> bytes:
     return f"{family}.{position}".encode()
 
 
+def columns_of(group: int, *rows: tuple[Place, bytes]) -> Columns:
+    """Blocks to capture: where each stands, and its name."""
+    columns = Columns(group)
+    for number, (place, name) in enumerate(rows):
+        columns.add(place.chain, place.depth, name, number + 1)
+    return columns
+
+
+def written(index: HostIndex, group: int, name: bytes) -> bool:
+    return index.written_run(group, [name], 0, 1) == 1
+
+
 @dataclass
 class Kept:
     """What a plain model knows of a block in a slot: who used it last, and how deep it is there."""
 
-    placement: Placement
+    slot: int
+    generation: int
     place: Place
 
     @property
     def order(self) -> tuple[int, int]:
         """Among blocks of one chain the highest leaves first."""
-        return self.place.depth, self.placement.slot
+        return self.place.depth, self.slot
+
+
+Key = tuple[int, bytes]
 
 
 @dataclass
 class Model:
     """Plain dictionaries in place of the index. Orphans are what a reset left to end by itself."""
 
-    written: dict[tuple[int, bytes], Kept] = field(default_factory=dict)
-    planned: dict[tuple[int, bytes], Kept] = field(default_factory=dict)
+    written: dict[Key, Kept] = field(default_factory=dict)
+    planned: dict[Key, Kept] = field(default_factory=dict)
     orphans: list[Kept] = field(default_factory=list)
-    pinned: list[Placement] = field(default_factory=list)
+    pinned: list[Kept] = field(default_factory=list)
     doomed: list[Kept] = field(default_factory=list)
-    generations: set[tuple[int, int]] = field(default_factory=set)
-
-    def is_pinned(self, kept: Kept) -> bool:
-        return kept.placement in self.pinned
+    under_way: list[tuple[Placed, list[Kept]]] = field(default_factory=list)
+    uses: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def busy(self) -> list[Kept]:
@@ -68,74 +84,103 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = HostIndex(2, self.policy)
         self.model = Model()
         self.slots = slots
-        assert self.index.plan(Place(1, 0), 0, b"early") is None
+        assert self.index.plan(columns_of(0, (Place(1, 0), b"early"))) is None
         assert not self.index.holds(0, b"early")
         self.index.resize(slots)
 
-    @rule(chain=CHAINS, group=GROUPS, family=CHAINS, position=POSITIONS)
-    def plan(self, chain: int, group: int, family: int, position: int) -> None:
-        name, place = name_of(family, position), Place(chain, position)
-        if self.index.holds(group, name):
-            with pytest.raises(ValueError, match="has a slot already"):
-                self.index.plan(place, group, name)
-            return
-        had_free = self.index.free_count > 0
-        placement = self.index.plan(place, group, name)
-        gone = [key for key in self.model.written if self.index.locate(*key) is None]
-        if placement is None:
-            assert not had_free
-            assert not gone
-            return
-        assert len(gone) == (0 if had_free else 1)
-        for key in gone:
-            self.leaves(self.model.written.pop(key), place)
-        assert (placement.group, placement.name) == (group, name)
-        assert (placement.slot, placement.generation) not in self.model.generations
-        self.model.generations.add((placement.slot, placement.generation))
-        self.model.planned[group, name] = Kept(placement, place)
+    @rule(
+        chain=CHAINS,
+        group=GROUPS,
+        family=CHAINS,
+        positions=st.lists(POSITIONS, min_size=1, max_size=3),
+        other=st.tuples(CHAINS, CHAINS, POSITIONS),
+    )
+    def plan(
+        self,
+        chain: int,
+        group: int,
+        family: int,
+        positions: list[int],
+        other: tuple[int, int, int],
+    ) -> None:
+        """A run of one life and a block of another; some may be held or named twice."""
+        rows = [(Place(chain, at), name_of(family, at)) for at in positions]
+        rows.append((Place(other[0], other[2]), name_of(other[1], other[2])))
+        wanted = self.index.unheld(columns_of(group, *rows))
+        assert len(set(wanted.names)) == len(wanted)
+        for name in wanted.names:
+            assert not self.index.holds(group, name)
+        assert set(wanted.names) == {n for _, n in rows if not self.index.holds(group, n)}
+        if len(wanted):
+            self.give_slots(group, wanted)
 
-    def leaves(self, victim: Kept, newcomer: Place) -> None:
+    def give_slots(self, group: int, wanted: Columns) -> None:
+        model = self.model
+        free = self.index.free_count
+        placed = self.index.plan(wanted)
+        gone = [key for key in model.written if not written(self.index, *key)]
+        count = 0 if placed is None else len(placed)
+        assert len(gone) == max(0, count - free)
+        assert count == len(wanted) or len(gone) + free == count
+        if placed is None:
+            return
+        newcomers = list(zip(placed.columns.lives, placed.columns.depths, strict=True))
+        leaving = [model.written.pop(key) for key in gone]
+        for victim in leaving:
+            self.leaves(victim, newcomers, leaving)
+        kept = []
+        for (life, depth), name, slot in zip(
+            newcomers, placed.columns.names, placed.slots, strict=True
+        ):
+            assert (slot, placed.generation) not in model.uses
+            model.uses.add((slot, placed.generation))
+            kept.append(Kept(slot, placed.generation, Place(life, depth)))
+            model.planned[group, name] = kept[-1]
+        model.under_way.append((placed, kept))
+
+    def leaves(self, victim: Kept, newcomers: list[tuple[int, int]], leaving: list[Kept]) -> None:
         """A block may leave as the deepest of its chain, within it only for a shallower one."""
-        assert victim.place.chain != newcomer.chain or victim.place.depth > newcomer.depth
-        assert not self.model.is_pinned(victim)
+        chain, depth = victim.place
+        assert any(life != chain or depth > at for life, at in newcomers)
+        assert victim not in self.model.pinned
         for other in self.model.busy:
-            assert other.place.chain != victim.place.chain or other.order < victim.order
+            assert other.place.chain != chain or other.order < victim.order or other in leaving
 
-    @precondition(lambda self: self.model.planned)
+    @precondition(lambda self: self.model.under_way)
     @rule(data=st.data(), captured=st.booleans())
     def settle(self, data: st.DataObject, captured: bool) -> None:
-        key = data.draw(st.sampled_from(sorted(self.model.planned)))
-        kept = self.model.planned.pop(key)
+        model = self.model
+        at = data.draw(st.integers(0, len(model.under_way) - 1))
+        placed, kept = model.under_way.pop(at)
+        group = placed.columns.group
+        wanted = [k for k in kept if k not in model.orphans]
+        model.orphans = [k for k in model.orphans if k not in kept]
+        for name, k in zip(placed.columns.names, kept, strict=True):
+            if model.planned.get((group, name)) is k:
+                del model.planned[group, name]
+                if captured:
+                    model.written[group, name] = k
         if captured:
-            assert self.index.acknowledge(kept.placement)
-            self.model.written[key] = kept
+            assert self.index.acknowledge(placed) == len(wanted)
         else:
-            assert not self.index.abandon(kept.placement)
+            self.index.abandon(placed)
         with pytest.raises(RuntimeError, match="settled twice or re-used"):
-            self.index.acknowledge(kept.placement)
-
-    @precondition(lambda self: self.model.orphans)
-    @rule(captured=st.booleans())
-    def settle_after_reset(self, captured: bool) -> None:
-        placement = self.model.orphans.pop().placement
-        settle = self.index.acknowledge if captured else self.index.abandon
-        assert not settle(placement)
+            self.index.acknowledge(placed)
 
     @precondition(lambda self: self.model.written)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.model.written)))
-        placement = self.model.written[key].placement
-        self.index.pin([placement.slot])
-        self.model.pinned.append(placement)
+        kept = self.model.written[data.draw(st.sampled_from(sorted(self.model.written)))]
+        self.index.pin([kept.slot])
+        self.model.pinned.append(kept)
 
     @precondition(lambda self: self.model.pinned)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
-        placement = data.draw(st.sampled_from(self.model.pinned))
-        self.index.unpin([placement.slot])
-        self.model.pinned.remove(placement)
-        self.model.doomed = [kept for kept in self.model.doomed if self.model.is_pinned(kept)]
+        model = self.model
+        kept = model.pinned.pop(data.draw(st.integers(0, len(model.pinned) - 1)))
+        self.index.unpin([kept.slot])
+        model.doomed = [kept for kept in model.doomed if kept in model.pinned]
 
     @rule(chain=CHAINS, group=GROUPS, family=CHAINS, stop=POSITIONS)
     def use(self, chain: int, group: int, family: int, stop: int) -> None:
@@ -151,7 +196,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.reset()
         model = self.model
         model.orphans += model.planned.values()
-        model.doomed += [kept for kept in model.written.values() if model.is_pinned(kept)]
+        model.doomed += [kept for kept in model.written.values() if kept in model.pinned]
         model.written.clear()
         model.planned.clear()
 
@@ -172,17 +217,19 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.free_count == self.slots - len(model.busy)
         assert self.index.written_count == len(model.written)
         assert self.index.planned_count == len(model.planned) + len(model.orphans)
-        assert self.index.pinned_count == len(set(model.pinned))
+        assert self.index.pinned_count == len({kept.slot for kept in model.pinned})
         assert len(self.policy) == len(model.busy)
 
     @invariant()
     def written_names_are_found_and_planned_ones_never(self) -> None:
         for (group, name), kept in self.model.written.items():
-            assert self.index.locate(group, name) == kept.placement
+            slots, generations = self.index.locate(group, [name])
+            assert (slots, list(generations)) == ([kept.slot], [kept.generation])
         for group, name in self.model.planned:
             assert self.index.holds(group, name)
-            assert self.index.locate(group, name) is None
-            assert self.index.written_run(group, [name], 0, 1) == 0
+            assert not written(self.index, group, name)
+            with pytest.raises(KeyError):
+                self.index.locate(group, [name])
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -209,9 +256,20 @@ class PolicyMachine(RuleBasedStateMachine):
     def add(self, chain: int, depth: int, slot: int) -> None:
         if self.chain_of(slot) is not None:
             return  # a slot is added once, when it is planned
-        self.policy.add(Place(chain, depth), slot)
+        self.policy.add([chain], [depth], [slot])
         self.refresh(chain).append((depth, slot))
         self.chains[chain].sort()
+
+    @rule(rows=st.dictionaries(st.integers(0, 7), st.tuples(CHAINS, POSITIONS), max_size=4))
+    def add_many(self, rows: dict[int, tuple[int, int]]) -> None:
+        new = [(*place, slot) for slot, place in rows.items() if self.chain_of(slot) is None]
+        if not new:
+            return
+        chains, depths, slots = (list(column) for column in zip(*new, strict=True))
+        self.policy.add(chains, depths, slots)
+        for chain, depth, slot in new:
+            self.refresh(chain).append((depth, slot))
+            self.chains[chain].sort()
 
     @rule(chain=CHAINS, slots=st.lists(st.integers(0, 7), unique=True, max_size=5))
     def use(self, chain: int, slots: list[int]) -> None:
@@ -249,62 +307,75 @@ TestPolicy = PolicyMachine.TestCase
 TestPolicy.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+def plan_run(index: HostIndex, chain: int, family: int, positions: Iterable[int]) -> Placed | None:
+    """Plan blocks of a family, in this order, as those of one life."""
+    rows = [(Place(chain, at), name_of(family, at)) for at in positions]
+    return index.plan(columns_of(0, *rows))
+
+
 def full_index(slots: int, chain: int, names: int) -> HostIndex:
     """An index with the first ``names`` blocks of family 1, written in order by ``chain``."""
     index = HostIndex(1, LruPolicy())
     index.resize(slots)
-    for position in range(names):
-        placement = index.plan(Place(chain, position), 0, name_of(1, position))
-        assert placement is not None
-        index.acknowledge(placement)
+    if names:
+        placed = plan_run(index, chain, 1, range(names))
+        assert placed is not None
+        assert index.acknowledge(placed) == names
     return index
+
+
+def head_of(index: HostIndex, family: int, stop: int = 6) -> int:
+    """How many leading blocks of a family can be promised."""
+    return index.written_run(0, [name_of(family, at) for at in range(stop)], 0, stop)
 
 
 def test_the_tail_of_a_prefix_leaves_before_its_head() -> None:
     index = full_index(slots=4, chain=1, names=4)
-    names = [name_of(1, position) for position in range(4)]
     for taken in range(1, 5):
-        assert index.plan(Place(2, taken), 0, name_of(2, taken)) is not None
-        assert index.written_run(0, names, 0, 4) == 4 - taken
+        assert plan_run(index, 2, 2, [taken]) is not None
+        assert head_of(index, 1) == 4 - taken
     assert index.counts.evicted == 4
 
 
 def test_a_prefix_longer_than_the_cache_keeps_its_head() -> None:
     index = full_index(slots=3, chain=1, names=3)
-    assert index.plan(Place(1, 3), 0, name_of(1, 3)) is None
+    assert plan_run(index, 1, 1, [3]) is None
     assert index.counts.refused == 1
-    assert index.written_run(0, [name_of(1, p) for p in range(4)], 0, 4) == 3
+    assert head_of(index, 1) == 3
+
+
+def test_of_a_run_that_does_not_fit_the_first_get_the_slots() -> None:
+    index = full_index(slots=3, chain=1, names=0)
+    placed = plan_run(index, 1, 1, range(5))
+    assert placed is not None
+    assert placed.columns.names == [name_of(1, at) for at in range(3)]
+    assert index.counts.refused == 2
 
 
 def test_a_prefix_written_tail_first_ends_with_its_head() -> None:
     """The engine gives up the tail of a prefix first, so that is captured first."""
-    index = HostIndex(1, LruPolicy())
-    index.resize(3)
-    names = [name_of(1, position) for position in range(6)]
-    for position in reversed(range(6)):
-        placement = index.plan(Place(1, position), 0, names[position])
-        assert placement is not None
-        index.acknowledge(placement)
-    assert index.written_run(0, names, 0, 6) == 3
+    index = full_index(slots=3, chain=1, names=0)
+    for at in reversed(range(6)):
+        placed = plan_run(index, 1, 1, [at])
+        assert placed is not None
+        index.acknowledge(placed)
+    assert head_of(index, 1) == 3
 
 
 def test_a_slot_given_back_to_its_chain_stands_where_it_is_put_now() -> None:
     policy = LruPolicy()
-    policy.add(Place(1, 3), 7)
-    policy.add(Place(1, 2), 8)
+    policy.add([1, 1], [3, 2], [7, 8])
     policy.remove(7)
-    policy.add(Place(1, 0), 7)
+    policy.add([1], [0], [7])
     assert policy.choose(lambda place, slot: True) == 8
     policy.check()
 
 
 def test_what_a_later_chain_used_outlives_what_it_did_not() -> None:
     index = full_index(slots=4, chain=1, names=4)
-    shared = [name_of(1, 0), name_of(1, 1)]
-    index.use(2, 0, shared, [])
-    for position in range(2):
-        assert index.plan(Place(3, position), 0, name_of(3, position)) is not None
-    assert index.written_run(0, [name_of(1, p) for p in range(4)], 0, 4) == 2
+    index.use(2, 0, [name_of(1, 0), name_of(1, 1)], [])
+    assert plan_run(index, 3, 3, range(2)) is not None
+    assert head_of(index, 1) == 2
 
 
 def test_slots_are_given_once_only() -> None:
@@ -313,16 +384,21 @@ def test_slots_are_given_once_only() -> None:
         index.resize(2)
 
 
-def test_a_name_planned_again_after_a_reset_is_not_the_earlier_ones() -> None:
-    index = full_index(slots=2, chain=1, names=0)
-    before = index.plan(Place(1, 0), 0, b"a")
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_name_planned_again_after_a_reset_is_not_the_earlier_ones(captured: bool) -> None:
+    index = full_index(slots=4, chain=1, names=0)
+    before = plan_run(index, 1, 1, range(2))
     assert before is not None
     index.reset()
-    after = index.plan(Place(2, 0), 0, b"a")
+    after = plan_run(index, 2, 1, range(1))
     assert after is not None
-    assert after.slot != before.slot
-    assert not index.acknowledge(before)
-    assert index.locate(0, b"a") is None
-    assert index.acknowledge(after)
-    assert index.locate(0, b"a") == after
+    assert after.slots[0] not in before.slots
+    if captured:
+        assert index.acknowledge(before) == 0
+    else:
+        index.abandon(before)
+    assert head_of(index, 1) == 0
+    assert index.acknowledge(after) == 1
+    assert head_of(index, 1) == 1
+    assert index.free_count == 3
     index.check()

@@ -6,16 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moonstep.scheduler.captures import Capture
-from moonstep.scheduler.index import Placement
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.index import Placed
 from moonstep.scheduler.ledger import CaptureLedger, Settled
 from moonstep.wire import RankReport, WorkerReport
 
 
 def captures(step: int, count: int = 2) -> list[Capture]:
-    return [
-        Capture(Placement(0, f"{step}.{i}".encode(), i, step), block=i + 1, engine_keeps=True)
-        for i in range(count)
-    ]
+    """What a step captures: two batches of blocks named after it."""
+    batches = []
+    for batch in range(2):
+        columns = Columns(0)
+        columns.add_run(
+            step, 0, [f"{step}.{batch}.{i}".encode() for i in range(count)], [1] * count
+        )
+        batches.append(Capture(Placed(columns, list(range(count)), step), engine_keeps=True))
+    return batches
 
 
 def ledger_with(ranks: int, *steps: int) -> CaptureLedger:
@@ -41,7 +47,7 @@ def settle(ledger: CaptureLedger, **reports: tuple[int, tuple[int, ...]]) -> dic
 def test_a_step_waits_for_every_rank() -> None:
     ledger = ledger_with(2, 1)
     assert settle(ledger, r0=(1, (1,))) == {}
-    assert len(ledger) == 2
+    assert len(ledger) == 4
     assert settle(ledger, r1=(1, (1,))) == {1: True}
     assert len(ledger) == 0
 

@@ -58,9 +58,8 @@ def test_the_promise_ends_at_a_boundary_below_the_last_token(
 def test_a_gap_ends_the_promise() -> None:
     hand = hand_with_kept()
     request = make_request("r", 200)
-    placement = hand.half.index.locate(0, request.block_hashes[2])
-    assert placement is not None
-    hand.half.index._release(placement.slot)
+    (slot,), _ = hand.half.index.locate(0, request.block_hashes[2:3])
+    hand.half.index._release(slot)
     assert ask(hand, "r", 200) == 32
     assert ask(hand, "r", 200, local=48) == 32
 

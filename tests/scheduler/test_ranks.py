@@ -143,22 +143,20 @@ def test_slots_used_again_after_a_failure_hold_what_they_say(
         assert watched.half.stats.restored_tokens > 0
 
 
-@pytest.mark.parametrize("capture", ["eager", "lazy"])
-def test_a_rank_that_never_says_how_many_slots_it_has_gets_nothing_kept(capture: str) -> None:
-    with open_engine(SHAPE, capture=capture) as watched:
-        assert watched.half.index.slot_count == 400
+@CAPTURE
+def test_nothing_is_kept_before_every_rank_has_said_how_many_slots_it_has(capture: str) -> None:
     with open_engine(SHAPE, capture=capture, first_step=False) as watched:
         connector = watched.engine.ranks[1].connector
-        report = connector.build_connector_worker_meta
         connector.build_connector_worker_meta = lambda: None
         watched.run(id="a", **PROMPT)
+        lose_local_copies(watched, capture)
         assert watched.half.index.slot_count == 0
-        assert watched.half.index.free_count == 0
-        connector.build_connector_worker_meta = report
-        watched.run(id="b", family=2, tokens=30, shared=30)
-        assert watched.half.index.slot_count == 400
-        watched.apply(Reset())
         assert watched.run(id="again", **PROMPT) == 0
+        del connector.build_connector_worker_meta
+        watched.run(id="b", family=2, tokens=30, shared=30, output=8)
+        assert watched.half.index.slot_count == 400
+        lose_local_copies(watched, capture)
+        assert watched.run(id="b again", family=2, tokens=30, shared=30) == PROMPT_HIT
 
 
 def with_slots(metadata: ReportMetadata | None, slots: int) -> ReportMetadata | None:
@@ -175,7 +173,8 @@ def test_the_rank_with_the_fewest_slots_decides() -> None:
         connector.build_connector_worker_meta = lambda: with_slots(
             type(connector).build_connector_worker_meta(connector), 5
         )
-        watched.run(id="a", **PROMPT, output=8)
+        watched.engine.empty_step()
+        watched.run(id="a", **PROMPT)
         watched.apply(Reset())
         assert watched.half.index.slot_count == 5
         assert watched.run(id="again", **PROMPT) == 20
