@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moonstep.config import CaptureMode
+from moonstep.engine import BlockHash
 from moonstep.groups import Group
 from moonstep.scheduler.columns import Columns, split_key
 from moonstep.scheduler.index import HostIndex, Placed
@@ -103,7 +104,7 @@ class CapturePlanner:
         """Capture what the engine may overwrite in its next step and the host cache has not."""
         if not self._index.slot_count:
             return
-        by_group: dict[int, Columns] = {}
+        going: list[tuple[int, int, int, BlockHash, int]] = []
         for block, key in self._lookahead.next_to_go():
             name, group = split_key(key)
             if self._index.holds(group, name):
@@ -115,10 +116,15 @@ class CapturePlanner:
             if budget_bytes < 0:
                 self._lookahead.look_again((block,))
                 break
+            going.append((place.depth, place.chain, group, name, block))
+        # The engine gives up tails before heads. Where there is no room for all, heads matter.
+        by_group: dict[int, Columns] = {}
+        for depth, life, group, name, block in sorted(going):
             columns = by_group.setdefault(group, Columns(group))
-            columns.add(place.chain, place.depth, name, block)
+            columns.add(life, depth, name, block)
         for columns in by_group.values():
-            self._capture(columns, engine_keeps=False)
+            # The engine gives up the tail of a prefix first; where slots are few, its head counts.
+            self._capture(columns.shallowest_first(), engine_keeps=False)
 
     def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
         """The blocks that became whole since each life was last looked at."""

@@ -86,6 +86,21 @@ class Columns:
             self.blocks[:count],
         )
 
+    def shallowest_first(self) -> Columns:
+        """The rows by depth, heads of prefixes before their tails.
+
+        >>> Columns(0, [7, 7], [3, 1], [b"d", b"b"], [5, 6]).shallowest_first().blocks
+        [6, 5]
+        """
+        order = sorted(range(len(self)), key=self.depths.__getitem__)
+        return Columns(
+            self.group,
+            [self.lives[at] for at in order],
+            [self.depths[at] for at in order],
+            [self.names[at] for at in order],
+            [self.blocks[at] for at in order],
+        )
+
     def keys(self) -> list[BlockKey]:
         """The names as the engine's pool writes them."""
         suffix = key_suffix(self.group)

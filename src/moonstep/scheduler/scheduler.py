@@ -264,7 +264,7 @@ class MooncakeStoreScheduler:
         for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
             local_blocks = local_tokens // group.block_tokens
             self._saw_allocated(table[local_blocks:])
-            self._lookahead.look_again(table[:local_blocks])
+            self._lookahead.saw_used_again(table[:local_blocks])
             computed = hashes[: num_computed_tokens // group.block_tokens]
             self.index.use(tracker.life, group.index, computed, table[:local_blocks])
 
