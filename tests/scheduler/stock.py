@@ -151,7 +151,7 @@ class Hand:
         """
         scheduled, appended = scheduled or {}, appended or {}
         for request_id in finished:
-            self.free(request_id)
+            self.finish(request_id)
         for request_id, block_ids in appended.items():
             self.give(
                 self.requests[request_id],
@@ -171,6 +171,12 @@ class Hand:
         if self.checks:
             self.half.check()
         return plan
+
+    def finish(self, request_id: str) -> None:
+        """What ``Scheduler._free_request`` does; the next step has to name it."""
+        if request_id in self.requests:
+            self.half.request_finished(self.requests[request_id])
+        self.free(request_id)
 
     def decode(self, request_id: str, steps: int) -> list[StepPlan]:
         """Decode steps, a token each; blocks are handed out from the pool's front as needed."""
