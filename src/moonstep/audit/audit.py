@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from moonstep.audit import driver, scenarios
+from moonstep.audit import connectors, driver, scenarios
 from moonstep.audit.findings import Finding, Kind
 from moonstep.audit.jobs import Done, HistoriesJob, Pool, ScenarioJob, ShrinkJob
 from moonstep.audit.scenarios.stage import BASE, Result, Status, status_of
@@ -84,8 +84,9 @@ def plan(order: Order) -> tuple[list[Job], list[Job]]:
     """Jobs of the scenarios, and jobs of the random histories."""
     base = replace(BASE, groups=order.groups)
     of_scenarios: list[Job] = [
-        ScenarioJob(name, shape, order.connector)
+        ScenarioJob(name, shape, order.connector, variant)
         for name in order.scenarios
+        for variant in connectors.variants_of(order.connector)
         for shape in matrix(base)
     ]
     count = -(-order.steps // driver.HISTORY_STEPS)
@@ -121,7 +122,9 @@ def _result(order: Order, done: Done) -> Result:
     result: Result = done.value
     if done.problem is not None:
         finding = _lost(done.problem, job.deadline_s)
-        result = Result(job.scenario, job.shape, status_of(finding), finding=finding)
+        result = Result(
+            job.scenario, job.shape, status_of(finding), job.variant, finding=finding
+        )
     if result.finding is not None:
         line = command(order, f"--scenario {job.scenario}", "--steps 0")
         result.finding = replace(result.finding, replay=line)
@@ -175,6 +178,7 @@ def as_dict(verdict: Verdict, versions: dict[str, str]) -> dict[str, Any]:
             {
                 "scenario": result.scenario,
                 "shape": result.shape.label(),
+                "variant": result.variant,
                 "status": str(result.status),
                 "reason": result.reason,
                 "finding": result.finding.as_dict() if result.finding else None,

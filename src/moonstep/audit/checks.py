@@ -11,10 +11,12 @@ from moonstep.audit.findings import Kind
 
 if TYPE_CHECKING:
     from moonstep.audit.engine import Engine
-    from moonstep.audit.inspector import Inspector
+    from moonstep.audit.inspector import Inspector, Kept
 
 IDLE_DEADLINE_S = 5.0
 FLUSH_STEPS = 20
+KEPT_TURNS = 8
+"""A kept block whose stamp is unchanged is read again in one of so many steps."""
 
 
 class ThreadWatch:
@@ -70,8 +72,7 @@ def after_step(engine: Engine) -> None:
         engine.report(Kind.THREAD_DIED, problem)
     if engine.inspector is not None:
         check_books(engine, engine.inspector)
-        if engine.counts.steps % engine.limits.kept_every == 0:
-            compare_kept(engine, engine.inspector)
+        engine.kept_watch.compare(engine, engine.inspector)
 
 
 def check_books(engine: Engine, inspector: Inspector) -> None:
@@ -82,15 +83,37 @@ def check_books(engine: Engine, inspector: Inspector) -> None:
         engine.report(Kind.BOOKS, f"the connector's books: {error}")
 
 
-def compare_kept(engine: Engine, inspector: Inspector) -> None:
-    """Compare what the connector keeps with the oracle, by block hash."""
-    for kept in inspector.kept():
+class KeptWatch:
+    """Compares what a connector keeps with the oracle, by block hash.
+
+    A block is read when it is new or its stamp has changed, and every now and then again: its
+    bytes could change without anybody saying so.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        self._turn = 0
+
+    def compare(self, engine: Engine, inspector: Inspector, everything: bool = False) -> None:
+        """Report the first kept block that is wrong."""
+        self._turn += 1
+        seen: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        for number, kept in enumerate(inspector.kept()):
+            key = (kept.rank, kept.group, kept.block_hash)
+            stamp = (kept.stamp, engine.epoch)
+            known = self._seen.get(key) == stamp
+            if everything or not known or (number + self._turn) % KEPT_TURNS == 0:
+                self._compare_one(engine, kept)
+            seen[key] = stamp
+        self._seen = seen
+
+    def _compare_one(self, engine: Engine, kept: Kept) -> None:
+        engine.counts.kept_compared += 1
         memory = engine.ranks[kept.rank].memory
         states = engine.registry.states(kept.block_hash, memory.block_tokens[kept.group])
-        engine.counts.kept_compared += 1
         if states is None:
             engine.report(Kind.WRONG_KEPT, f"a hash nobody computed: {kept.block_hash.hex()}")
-        elif memory.block_bytes(kept.group, states ^ engine.salt) != kept.payload:
+        elif memory.block_bytes(kept.group, states ^ engine.salt) != kept.read():
             engine.report(
                 Kind.WRONG_KEPT,
                 f"rank {kept.rank} group {kept.group}: the object under {kept.block_hash.hex()} "
@@ -109,7 +132,7 @@ def at_end(engine: Engine) -> None:
     if engine.inspector is not None:
         wait_until_idle(engine, engine.inspector)
         check_books(engine, engine.inspector)
-        compare_kept(engine, engine.inspector)
+        engine.kept_watch.compare(engine, engine.inspector, everything=True)
     if problem := engine.threads.dead():
         engine.report(Kind.THREAD_DIED, problem)
 

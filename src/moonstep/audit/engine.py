@@ -56,7 +56,6 @@ class Limits:
     stalled_steps: int = 1500
     passed_over: int = 1000
     drain_steps: int = 6000
-    kept_every: int = 1
 
 
 @dataclass(slots=True)
@@ -104,6 +103,7 @@ class Engine:
         self.registry = Registry()
         self.epoch = 0
         self._config = engineconfig.build(shape, connector)
+        self.kept_watch = checks.KeptWatch()
         self._queue: list[Step] = []
         self._late_aborts: list[str] = []
         self._arrivals = 0

@@ -7,7 +7,7 @@ every object that is kept with the oracle, and asks for the books after each ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,14 +16,15 @@ from typing import Protocol
 class Kept:
     """One block that the connector would serve: `block_hash` is the engine's, without group id.
 
-    `payload` is the group's layers in the order of its `layer_names`, each with
-    the bytes of the block in memory order.
+    `read` gives the group's layers in the order of its `layer_names`, each with the bytes of
+    the block in memory order. `stamp` changes whenever the bytes may have.
     """
 
     group: int
     block_hash: bytes
     rank: int
-    payload: bytes
+    stamp: int
+    read: Callable[[], bytes]
 
 
 class Inspector(Protocol):

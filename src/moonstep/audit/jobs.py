@@ -28,6 +28,7 @@ class ScenarioJob:
     scenario: str
     shape: Shape
     connector: ConnectorChoice
+    variant: str = ""
     deadline_s: float = SCENARIO_DEADLINE_S
 
     def parts(self) -> Sequence[int]:
@@ -40,7 +41,9 @@ class ScenarioJob:
         from moonstep.audit.scenarios.stage import play
 
         del part
-        return play(scenarios.by_name(self.scenario), self.shape, self.connector)
+        return play(
+            scenarios.by_name(self.scenario), self.shape, self.connector, self.variant
+        )
 
 
 @dataclass(frozen=True, slots=True)

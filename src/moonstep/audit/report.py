@@ -77,7 +77,8 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         _print_reasons(console, verdict)
     for result in _first_of_each(verdict.results):
         if result.finding is not None:
-            print_finding(console, result.finding, f"{result.scenario}, {result.shape.label()}")
+            where = f"{result.scenario}, {result.shape.label()} {result.variant}".rstrip()
+            print_finding(console, result.finding, where)
     if verdict.histories:
         _print_random(console, verdict)
     note = kit_for(verdict.order.connector.name).note

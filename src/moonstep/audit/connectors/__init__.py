@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import random
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from moonstep.audit.engineconfig import ConnectorChoice
     from moonstep.audit.inspector import Inspector
@@ -49,13 +49,13 @@ class Kit:
     """What is known about one connector.
 
     `settings(shape, rng)` are used for random histories when the user names none, and are tight;
-    `roomy(shape)` are those for scenarios, which want to find what they stored; `surroundings()` is entered once
+    `variants` are named sets of settings for scenarios, which want to find what they stored; `surroundings()` is entered once
     around everything; `store(scheduler_half)` is the store under it; threads named in `passing_threads` may end at any time; `note` is printed
     with a report.
     """
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
-    roomy: Callable[[Shape], dict[str, Any]] | None = None
+    variants: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
     inspect: Callable[[Any, Sequence[Any]], Inspector] | None = None
     surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
     passing_threads: tuple[str, ...] = ()
@@ -87,12 +87,16 @@ def fitted(connector: ConnectorChoice, shape: Shape, seed: int) -> ConnectorChoi
     return replace(connector, extra_config=kit.settings(shape, random.Random(seed)))
 
 
-def roomy(connector: ConnectorChoice, shape: Shape) -> ConnectorChoice:
-    """The connector with settings for scenarios, unless the user gave some."""
-    kit = kit_for(connector.name)
-    if kit.roomy is None or connector.extra_config:
+def variants_of(connector: ConnectorChoice) -> tuple[str, ...]:
+    """Names of the sets of settings under which scenarios are played; one of them may be ""."""
+    return ("",) if connector.extra_config else tuple(kit_for(connector.name).variants) or ("",)
+
+
+def varied(connector: ConnectorChoice, shape: Shape, variant: str) -> ConnectorChoice:
+    """The connector with the settings of a variant; as it is for the variant ""."""
+    if not variant:
         return connector
-    return replace(connector, extra_config=kit.roomy(shape))
+    return replace(connector, extra_config=kit_for(connector.name).variants[variant](shape))
 
 
 def store_of(scheduler_half: Any) -> StoreControl | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moonstep.audit.connectors import Kit
@@ -16,14 +17,38 @@ if TYPE_CHECKING:
 
 
 def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
-    """A host cache of a few blocks up to some more than the engine has."""
-    blocks = rng.choice((3, 8, 16, shape.blocks, 3 * shape.blocks))
-    return {"host_cache": blocks * block_bytes(shape), "min_hit_tokens": rng.choice((0, 0, 0, 6))}
+    """A host cache of a few blocks up to some more than the engine has, and small slices."""
+    block = block_bytes(shape)
+    rank_block = block // (shape.ranks * shape.stages)
+    return {
+        "host_cache": block * rng.choice((3, 8, 16, shape.blocks, 3 * shape.blocks)),
+        "min_hit_tokens": rng.choice((0, 0, 0, 6)),
+        "capture": rng.choice(("lazy", "eager")),
+        "victim_bytes": rank_block * rng.choice((1, 100)),
+        "leaver_bytes": rank_block * rng.choice((1, 3, 100)),
+        "sync_restore_bytes": rank_block * rng.choice((1, 2, 100)),
+        "restore_slice_bytes": rank_block * rng.choice((1, 2, 100)),
+    }
 
 
-def roomy(shape: Shape) -> dict[str, Any]:
-    """A host cache that keeps all a scenario computes."""
-    return {"host_cache": 8 * shape.blocks * block_bytes(shape)}
+def _roomy(shape: Shape) -> dict[str, Any]:
+    return {"host_cache": 16 * shape.blocks * block_bytes(shape)}
+
+
+def _lazy(shape: Shape) -> dict[str, Any]:
+    """Captures when the engine is about to lose a block, restores within the step."""
+    return _roomy(shape) | {"capture": "lazy"}
+
+
+def _eager(shape: Shape) -> dict[str, Any]:
+    """Captures every block as it fills."""
+    return _roomy(shape) | {"capture": "eager"}
+
+
+def _sliced(shape: Shape) -> dict[str, Any]:
+    """Restores as asynchronous loads, one block a step."""
+    rank_block = block_bytes(shape) // (shape.ranks * shape.stages)
+    return _eager(shape) | {"sync_restore_bytes": 1, "restore_slice_bytes": rank_block}
 
 
 class MoonstepInspector:
@@ -40,9 +65,10 @@ class MoonstepInspector:
         index = self._scheduler.index
         for group, names in enumerate(index._written):
             for name, slot in names.items():
+                stamp = index._generation[slot]
                 for rank, worker in enumerate(self._workers):
-                    payload = worker.arena.slot(slot)[: self._group_bytes[rank][group]]
-                    yield Kept(group, name, rank, payload.tobytes())
+                    size = self._group_bytes[rank][group]
+                    yield Kept(group, name, rank, stamp, partial(_read, worker.arena, slot, size))
 
     def check(self) -> None:
         self._scheduler.check()
@@ -73,9 +99,14 @@ class MoonstepInspector:
         }
 
 
+def _read(arena: Any, slot: int, size: int) -> bytes:
+    payload: bytes = arena.slot(slot)[:size].tobytes()
+    return payload
+
+
 KIT = Kit(
     settings=settings,
-    roomy=roomy,
+    variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced},
     inspect=MoonstepInspector,
     passing_threads=("moonstep-arena",),
 )

@@ -20,7 +20,7 @@ def full_hits(stage: Stage) -> None:
     before = stage.loads
     for length in lengths:
         for local in (0, length // 16, length // 16 - 1):
-            stage.reset()
+            stage.forget()
             if local > 0:
                 stage.arrive(f"local-{length}-{local}", 16 * local, family=length)
                 stage.settle()
@@ -37,7 +37,7 @@ def equal_requests(stage: Stage) -> None:
         for index in range(count):
             stage.arrive(f"e{count}-{index}", 80)
         stage.settle()
-        stage.reset()
+        stage.forget()
     stage.must_load(before)
 
 
@@ -49,7 +49,7 @@ def branching_prefixes(stage: Stage) -> None:
         for variant in (1, 2):
             stage.arrive(f"b{shared}-{variant}", 112, shared=shared, variant=variant)
         stage.settle()
-        stage.reset()
+        stage.forget()
     stage.must_load(before)
 
 
@@ -60,7 +60,7 @@ def skip_reading(stage: Stage) -> None:
     stage.arrive("p", 96, skip_cache=True)
     stage.settle()
     stage.expect(stage.loads == before, "a request that must not read the cache was given a load")
-    stage.reset()
+    stage.forget()
     stage.arrive("q", 96)
     stage.settle()
     stage.must_load(before)
@@ -72,7 +72,7 @@ def chunked_prefill(stage: Stage) -> None:
     stage.arrive("other", 40, family=2, output=6)
     stage.settle()
     stage.exercised(stage.engine.counts.steps >= 4, "the prompt was not cut into chunks")
-    stage.reset()
+    stage.forget()
     before = stage.loads
     stage.arrive("again", 121, family=1, shared=120)
     stage.settle()
@@ -91,7 +91,7 @@ def chat(stage: Stage) -> None:
     stage.arrive("turn0", 30, output=10)
     stage.settle()
     for turn in range(1, 5):
-        stage.reset()
+        stage.forget()
         stage.arrive(f"turn{turn}", 30 + 18 * turn, output=9, shared=128, follows=f"turn{turn - 1}")
         stage.settle()
     if not stage.loads:
@@ -140,7 +140,7 @@ def reset_beside_running(stage: Stage) -> None:
     stage.step(6)
     stage.arrive("s", 96)
     stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("t", 96)
     stage.settle()
 

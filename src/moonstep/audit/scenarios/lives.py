@@ -27,7 +27,7 @@ def resume(stage: Stage) -> None:
     stage.exercised(stage.engine.scheduler.requests["R"].num_output_tokens >= 1, "R had no output")
     stage.until(lambda: preempted.resumes > 0, "R was not resumed")
     stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("T", 112, family=2, shared=112, follows="R")
     stage.settle()
 
@@ -83,7 +83,7 @@ def reuse_an_id(stage: Stage) -> None:
     stage.arrive("x", 64, family=4, output=4)
     stage.settle()
     for family in range(1, 5):
-        stage.reset()
+        stage.forget()
         stage.arrive("x", 64, family=family)
         stage.settle()
 
@@ -99,7 +99,7 @@ def abort_everywhere(stage: Stage) -> None:
             stage.step(1)
             stage.arrive(f"{name}-again", 80, family=steps % 3)
             stage.settle()
-            stage.reset()
+            stage.forget()
     stage.exercised(stage.engine.counts.aborted >= 10, "too few aborts came in time")
 
 
@@ -132,7 +132,7 @@ def abort_while_loading(stage: Stage) -> None:
         stage.step(index % 4)
         stage.abort(f"l{index}", late=index % 3 == 0)
         stage.settle()
-        stage.reset()
+        stage.forget()
     stage.must_load(before)
 
 
@@ -142,7 +142,7 @@ def ask_again_while_saving(stage: Stage) -> None:
         stage.arrive(f"r{index}", 64, output=3)
         stage.step(1)
     stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("last", 64)
     stage.settle()
 

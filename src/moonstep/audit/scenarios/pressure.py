@@ -48,7 +48,7 @@ def priority_preemption(stage: Stage) -> None:
     stage.settle()
     stage.exercised(stage.engine.counts.preemptions > 0, "nothing was preempted")
     for index in range(3):
-        stage.reset()
+        stage.forget()
         stage.arrive(f"again{index}", 15 + 16 * index + 28, shared=99, follows=f"low{index}")
         stage.settle()
 
@@ -89,7 +89,7 @@ def drafts(stage: Stage) -> None:
         stage.step(2)
     stage.settle()
     for index in range(3):
-        stage.reset()
+        stage.forget()
         stage.arrive(f"again{index}", 30 + 5 * index + 39, shared=99, follows=f"d{index}", output=8)
         stage.settle()
 
@@ -128,7 +128,7 @@ def over_ranks(stage: Stage) -> None:
     stage.abort("r2", late=True)
     stage.reset(running=True)
     stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("again", 96)
     stage.settle()
     stage.must_load(before)

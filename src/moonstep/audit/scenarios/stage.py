@@ -23,6 +23,10 @@ BASE = Shape(
 """The engine of most scenarios: blocks of 16 tokens, memory for 20 of them."""
 
 
+FILLERS = 8
+"""How many different prompts push others out of the engine; they are computed, never loaded."""
+
+
 class Status(enum.StrEnum):
     """What a scenario came to."""
 
@@ -59,6 +63,7 @@ class Result:
     scenario: str
     shape: Shape
     status: Status
+    variant: str = ""
     reason: str = ""
     finding: Finding | None = None
     counts: dict[str, int] = field(default_factory=dict)
@@ -71,6 +76,7 @@ class Stage:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.shape = engine.shape
+        self._count = 0
 
     def arrive(self, name: str, tokens: int, family: int = 1, **facts: Any) -> None:
         """A request of `tokens` prompt tokens, all of them its family's unless `shared` is given."""
@@ -124,10 +130,25 @@ class Stage:
         if not condition:
             self.engine.report(Kind.WRONG_OUTPUT, detail)
 
-    def warm(self, tokens: int, family: int = 1, name: str = "warm", output: int = 1) -> None:
-        """Have a prompt computed and kept, then take it out of the engine's own prefix cache."""
-        self.arrive(f"{name}-{family}-{tokens}", tokens, family=family, output=output)
+    def warm(self, tokens: int, family: int = 1, output: int = 1) -> None:
+        """Have a prompt computed and kept, and lost by the engine's own prefix cache."""
+        self._count += 1
+        self.arrive(f"warm{self._count}", tokens, family=family, output=output)
         self.settle()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let other prompts run through all of the engine's memory, so that it loses what it had.
+
+        A connector may wait with saving until the engine is about to lose a block; a reset of the
+        prefix cache alone would take blocks away before it has seen that coming.
+        """
+        tokens = self.shape.max_tokens - self.shape.block_tokens
+        for _ in range(self.shape.blocks * self.shape.block_tokens // tokens + 1):
+            self._count += 1
+            family = 1000 + self._count % FILLERS
+            self.arrive(f"filler{self._count}", tokens, family=family, skip_cache=True)
+            self.settle()
         for _ in range(3):
             self.engine.empty_step()
         self.reset()
@@ -157,9 +178,10 @@ def play(
     scenario: Scenario,
     shape: Shape,
     connector: ConnectorChoice,
+    variant: str = "",
     limits: Limits | None = None,
 ) -> Result:
-    """Run a scenario in one shape of the matrix."""
+    """Run a scenario in one shape of the matrix, with one of the connector's sets of settings."""
     reasons: list[str] = []
 
     def body(engine: Engine) -> None:
@@ -171,14 +193,14 @@ def play(
     try:
         shape = scenario.adapt(shape)
     except DoesNotApply as reason:
-        return Result(scenario.name, shape, Status.NOT_APPLICABLE, str(reason))
-    outcome = driver.run(shape, connectors.roomy(connector, shape), body, limits)
+        return Result(scenario.name, shape, Status.NOT_APPLICABLE, variant, str(reason))
+    outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
     status = status_of(outcome.finding)
     if reasons and outcome.finding is None:
         status = Status.NOT_APPLICABLE
     return Result(
-        scenario.name, shape, status, "; ".join(reasons), outcome.finding, outcome.counts,
-        outcome.seconds,
+        scenario.name, shape, status, variant, "; ".join(reasons), outcome.finding,
+        outcome.counts, outcome.seconds,
     )
 
 

@@ -33,7 +33,7 @@ def preempt_with_puts_waiting(stage: Stage) -> None:
             stage.arrive(f"S{index}", 64, family=3 + index, output=4)
         stage.step(12)
     stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("again", 64, family=1)
     stage.settle()
 
@@ -47,7 +47,7 @@ def failing_gets(stage: Stage) -> None:
             stage.arrive(f"g{which}", 112, family=family, output=4)
             stage.arrive(f"h{which}", 40, family=9, output=4)
             stage.settle()
-        stage.reset()
+        stage.forget()
 
 
 def full_store(stage: Stage) -> None:
@@ -57,7 +57,7 @@ def full_store(stage: Stage) -> None:
         for family in range(3):
             stage.arrive(f"f{family}", 80, family=family, output=4)
             stage.settle()
-    stage.reset()
+    stage.forget()
     stage.arrive("again", 80, family=0)
     stage.settle()
 
@@ -70,7 +70,7 @@ def evicted_between(stage: Stage) -> None:
         with store.evicting_before_get():
             stage.arrive(f"e{family}", 96, family=family, output=3)
             stage.settle()
-        stage.reset()
+        stage.forget()
 
 
 def raising_calls(stage: Stage) -> None:
