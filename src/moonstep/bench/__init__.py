@@ -1,1 +1,1 @@
-"""TODO"""
+"""Measurements of Moonstep, each with the command that repeats it."""

@@ -1,0 +1,151 @@
+"""``moonstep bench``: measurements, each of which says what it ran on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+app = typer.Typer(
+    help="Measure Moonstep: what a step costs, what a copy takes, what is saved.",
+    no_args_is_help=True,
+)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write this file.")]
+
+
+@contextmanager
+def _ends_cleanly(console: Console) -> Iterator[None]:
+    """Ctrl-C and a plain kill leave through every ``with`` block, and say so in one line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("moonstep: interrupted.")
+        raise typer.Exit(130) from None
+
+
+def _progress(console: Console, *extra: BarColumn | MofNCompleteColumn) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), *extra, TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench schedule\n\n"
+    "  moonstep bench schedule --part prompt --part lookup --json out/schedule.json"
+)
+def schedule(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="idle, fill, saves, prompt or lookup; several times if wanted. All."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of 16 steps in which the halves take turns.")
+    ] = 4,
+    stock: Annotated[bool, typer.Option(help="Also measure vLLM's own connector.")] = True,
+    json_path: JsonOption = None,
+) -> None:
+    """What the scheduler half costs in a step, beside the connector that ships with vLLM."""
+    from moonstep.audit.quiet import hush
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+
+    hush()
+    from moonstep.bench.schedule_report import PARTS, as_table, cases
+
+    console = Console()
+    parts = tuple(part or PARTS)
+    if unknown := set(parts) - set(PARTS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: known are {', '.join(PARTS)}")
+    machine = machine_facts()
+    found = []
+    with _ends_cleanly(console), _progress(console) as progress:
+        task = progress.add_task("building the first case", total=None)
+        for case in cases(parts, rounds=rounds, stock=stock):
+            found.append(case)
+            progress.update(task, description=f"done: {case.measured[0].case}")
+    console.print(as_table(found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        write_json(json_path, machine, {"rounds": rounds, "cases": found})
+
+
+@app.command(epilog="Example:\n\n  moonstep bench copy --repeats 25 --json out/copy.json")
+def copy(
+    repeats: Annotated[int, typer.Option(min=3, help="Samples of each figure.")] = 25,
+    json_path: JsonOption = None,
+) -> None:
+    """Capture and restore against memcpy: seven block shapes, 1 to 256 scattered blocks."""
+    from moonstep.bench.copy import copy as measure
+
+    with _ends_cleanly(Console()):
+        measure(repeats, json_path)
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench replay --trace mooncake_conversation.jsonl.xz\n\n"
+    "  moonstep bench replay --trace T.jsonl.xz --sizes 3000+12000 --token-bytes 131072"
+)
+def replay(
+    trace: Annotated[Path, typer.Option(help="A trace: JSON lines, .xz or plain.", exists=True)],
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(help="Blocks of the engine + of the host cache; several times if wanted."),
+    ] = None,
+    capture: Annotated[str, typer.Option(help="lazy, eager or both.")] = "both",
+    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prefill step.")] = 8192,
+    token_bytes: Annotated[
+        int, typer.Option(min=0, help="KV bytes of a token, for the byte budgets; 0: no budgets.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only the first requests.")] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Hit rates of a request trace: Moonstep's own index behind a model of the engine's cache."""
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+    from moonstep.config import CaptureMode
+    from moonstep.replay.report import as_table, outcome, parse_sizes
+    from moonstep.replay.run import ReplayPlan
+    from moonstep.replay.traces import TraceError, read_trace
+
+    console = Console()
+    try:
+        pairs = [parse_sizes(text) for text in sizes or ("3000+3000", "10000+10000")]
+        modes = list(CaptureMode) if capture == "both" else [CaptureMode(capture)]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    machine = machine_facts()
+    plans = [
+        ReplayPlan(engine, host, mode, step_tokens, token_bytes)
+        for engine, host in pairs
+        for mode in modes
+    ]
+    found = []
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        task = progress.add_task(f"reading {trace.name}", total=None)
+        try:
+            read = read_trace(trace, limit)
+        except TraceError as error:
+            console.print(str(error), markup=False)
+            raise typer.Exit(2) from None
+        for plan in plans:
+            what = f"{plan.engine_blocks:,} + {plan.host_blocks:,}, {plan.capture.value}"
+            progress.update(task, description=what, total=len(read.requests))
+            found.append(outcome(read, plan, lambda done: progress.update(task, completed=done)))
+    console.print(as_table(trace.name, read, found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
