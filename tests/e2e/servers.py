@@ -19,7 +19,7 @@ from typing import Any, Self
 import httpx
 
 KV_BLOCKS = 36
-"""KV memory of 4,480 tokens in blocks of 128: three prompts of ten blocks fit, a fourth does not."""
+"""KV memory of 4,480 tokens in blocks of 128: three prompts of ten blocks fit, not four."""
 
 READY_S = 240.0
 STOP_S = 30.0
@@ -54,6 +54,9 @@ class Server:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            # One thread each: two servers that spin at barriers on two cores stop each other.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_SERVER_DEV_MODE": "1",
         }

@@ -94,6 +94,11 @@ def _storm(session: Session, plan: DemoPlan, emit: Emit) -> Any:
     prompts = _prompts(
         session, plan, plan.storm_requests, _SEED_STORM, tokens=plan.storm_prompt_tokens
     )
+    # Spread over one block, so that requests ask for their next block in turn, as real ones do.
+    prompts = [
+        prompt[: len(prompt) - index * plan.block_tokens // len(prompts)]
+        for index, prompt in enumerate(prompts)
+    ]
     total = len(prompts) * plan.storm_answer_tokens
 
     def tick(done: int) -> None:

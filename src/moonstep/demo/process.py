@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from moonstep.demo.plan import DemoPlan
 
+_TEARDOWN_S: Final = 60.0
+"""A child that has said its last word may still take this long to let go of its memory."""
 _END_GRACE_S: Final = 5.0
 
 
@@ -49,7 +51,7 @@ def engine_events(plan: DemoPlan, log: Path) -> Iterator[Iterator[dict[str, Any]
         child.stdin.close()
         with os.fdopen(reader, encoding="utf-8") as events:
             yield (json.loads(line) for line in events)
-        if child.wait(timeout=_END_GRACE_S) != 0:
+        if child.wait(timeout=_TEARDOWN_S) != 0:
             raise EngineFailed(_last_words(log))
     finally:
         end_group(child)
