@@ -116,23 +116,31 @@ def _die_with_parent() -> None:
         sys.exit("the demo that started this engine is gone")
 
 
-def main() -> None:
-    """Read the plan from standard input and write events to the pipe named on the command line."""
+def run_child(measure: Callable[[dict[str, Any], Emit], dict[str, Any]]) -> None:
+    """Read a plan from standard input and write events to the pipe named on the command line.
+
+    ``measure`` gets the plan as plain data and returns the figures as such.
+    """
     _die_with_parent()
-    plan = DemoPlan.from_json(json.load(sys.stdin))
+    plan = json.load(sys.stdin)
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
 
         def emit(phase: str, done: int, of: int) -> None:
             print(json.dumps({"phase": phase, "done": done, "of": of}), file=pipe)
 
         emit("starting the engine", 0, 1)
-        session = Session(plan)
-        try:
-            figures = measure(session, plan, emit)
-        finally:
-            session.close()
+        figures = measure(plan, emit)
         print(json.dumps({"figures": figures}), file=pipe)
 
 
+def _measure_demo(raw_plan: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    plan = DemoPlan.from_json(raw_plan)
+    session = Session(plan)
+    try:
+        return measure(session, plan, emit)
+    finally:
+        session.close()
+
+
 if __name__ == "__main__":
-    main()
+    run_child(_measure_demo)

@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-
-from moonstep.demo.plan import DemoPlan
+from typing import Any, Final, Protocol
 
 _TEARDOWN_S: Final = 60.0
 """A child that has said its last word may still take this long to let go of its memory."""
@@ -24,8 +22,17 @@ class EngineFailed(RuntimeError):
     """The child ended without its figures. The message names its log and shows the log's end."""
 
 
+class ChildPlan(Protocol):
+    """What a child process is started with."""
+
+    def to_json(self) -> dict[str, Any]: ...
+    def environment(self) -> dict[str, str]: ...
+
+
 @contextlib.contextmanager
-def engine_events(plan: DemoPlan, log: Path) -> Iterator[Iterator[dict[str, Any]]]:
+def engine_events(
+    plan: ChildPlan, log: Path, child_module: str = "moonstep.demo.child"
+) -> Iterator[Iterator[dict[str, Any]]]:
     """Start the engine of ``plan`` and give its events, one dictionary each, until it ends.
 
     The child has a session of its own, so a Ctrl-C reaches only this process, which then ends the
@@ -33,7 +40,7 @@ def engine_events(plan: DemoPlan, log: Path) -> Iterator[Iterator[dict[str, Any]
     ``log``.
     """
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "moonstep.demo.child", str(writer)]
+    command = [sys.executable, "-m", child_module, str(writer)]
     with log.open("wb") as sink:
         child = subprocess.Popen(
             command,
