@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 EMPTY: Final = -1
 """The generation of a slot that holds nothing anybody may ask for."""
 
-FAULT_CHUNK_BYTES: Final = 16 << 20
+FAULT_CHUNK_BYTES: Final = 4 << 20
+"""Small, since whoever maps memory meanwhile waits until the kernel is through with a chunk."""
 MADV_POPULATE_WRITE: Final = 23
 """Fault pages in for writing and leave what they hold alone (Linux 5.14 and later)."""
 

@@ -76,17 +76,3 @@ class CpuDevice:
 
     def close(self) -> None:
         """Nothing is ever under way here."""
-
-
-def device_factory(device_type: str) -> DeviceFactory:
-    """The device side for KV memory on a device of torch's type ``device_type``, at start.
-
-    Raises ``ValueError`` for a device that nothing is built for.
-    """
-    if device_type == "cpu":
-        return CpuDevice
-    if device_type == "cuda":
-        from moonstep.worker.cuda import CudaDevice
-
-        return CudaDevice
-    raise ValueError(f"KV caches on a {device_type!r} device are not supported: only cpu and cuda")

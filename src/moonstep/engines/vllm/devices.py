@@ -14,4 +14,8 @@ def device_for(device_type: str) -> DeviceFactory:
     """
     if device_type == "cpu":
         return CpuDevice
-    raise Unsupported(f"KV memory on {device_type!r}", "it works on cpu")
+    if device_type == "cuda":
+        from moonstep.worker.cuda import CudaDevice
+
+        return CudaDevice
+    raise Unsupported(f"KV memory on {device_type!r}", "it works on cpu and cuda")
