@@ -7,15 +7,14 @@ witnesses of the second law before it gets a slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moonstep.config import CaptureMode
-from moonstep.engine import BlockHash
 from moonstep.groups import Group
-from moonstep.scheduler.columns import Columns, split_key
+from moonstep.scheduler.columns import BlockKey, Columns, group_of_key
 from moonstep.scheduler.index import HostIndex, Placed
-from moonstep.scheduler.lookahead import LookAhead
+from moonstep.scheduler.lookahead import Going, LookAhead
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tracker import RequestTracker
 from moonstep.scheduler.witness import Witness
@@ -65,7 +64,7 @@ class CapturePlanner:
             if not columns:
                 continue
             keys = columns.keys()
-            self._witness.saw_computed(columns.blocks, keys, columns.lives, columns.depths)
+            self._witness.saw_computed(columns, keys)
             if mode is CaptureMode.LAZY:
                 continue
             if not self._witness.pool_agrees(columns.blocks, keys):
@@ -84,7 +83,8 @@ class CapturePlanner:
             for group in self._groups:
                 columns = _computed(tracker, group)
                 vouched = columns.only(map(self._witness.vouches, columns.blocks, columns.keys()))
-                wanted = self._index.unheld(vouched).head(budget_bytes // group.block_bytes)
+                wanted = self._index.unheld(vouched)
+                wanted = wanted.part(0, budget_bytes // group.block_bytes)
                 budget_bytes -= len(wanted) * group.block_bytes
                 self._capture(wanted, engine_keeps=False)
 
@@ -95,36 +95,26 @@ class CapturePlanner:
         the first witness.
         """
         for columns in held:
-            self._witness.saw_computed(
-                columns.blocks, columns.keys(), columns.lives, columns.depths
-            )
+            self._witness.saw_computed(columns, columns.keys())
             self._capture(columns, engine_keeps=False)
 
     def leavers(self, budget_bytes: int) -> None:
-        """Capture what the engine may overwrite in its next step and the host cache has not."""
+        """Capture what the engine may overwrite in its next step and the host cache has not.
+
+        The engine gives up tails before heads. Where there is no room for all, heads matter.
+        """
         if not self._index.slot_count:
             return
-        going: list[tuple[int, int, int, BlockHash, int]] = []
-        for block, key in self._lookahead.next_to_go():
-            name, group = split_key(key)
-            if self._index.holds(group, name):
-                continue
-            place = self._witness.place_of(block, key)
-            if place is None:
-                continue
-            budget_bytes -= self._groups[group].block_bytes
-            if budget_bytes < 0:
-                self._lookahead.look_again((block,))
-                break
-            going.append((place.depth, place.chain, group, name, block))
-        # The engine gives up tails before heads. Where there is no room for all, heads matter.
-        by_group: dict[int, Columns] = {}
-        for depth, life, group, name, block in sorted(going):
-            columns = by_group.setdefault(group, Columns(group))
-            columns.add(life, depth, name, block)
-        for columns in by_group.values():
-            # The engine gives up the tail of a prefix first; where slots are few, its head counts.
-            self._capture(columns.shallowest_first(), engine_keeps=False)
+        going = self._lookahead.next_to_go()
+        for group, (blocks, keys) in _by_group(going, len(self._groups)).items():
+            computed = self._witness.computed(group, blocks, keys)
+            wanted = self._index.unheld(computed)
+            room = budget_bytes // self._groups[group].block_bytes
+            if len(wanted) > room:
+                self._lookahead.look_again(wanted.blocks[room:])
+                wanted = wanted.part(0, room)
+            budget_bytes -= len(wanted) * self._groups[group].block_bytes
+            self._capture(wanted.by_depth(), engine_keeps=False)
 
     def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
         """The blocks that became whole since each life was last looked at."""
@@ -152,6 +142,20 @@ class CapturePlanner:
         placed = self._index.plan(self._index.unheld(columns))
         if placed is not None:
             self._captures.append(Capture(placed, engine_keeps))
+
+
+def _by_group(
+    going: Going, group_count: int
+) -> Mapping[int, tuple[Sequence[int], Sequence[BlockKey]]]:
+    """Blocks and their keys, by the group that the keys name."""
+    if group_count == 1:
+        return {0: (going.blocks, going.keys)}
+    by_group: dict[int, tuple[list[int], list[BlockKey]]] = {}
+    for block, key in zip(going.blocks, going.keys, strict=True):
+        blocks, keys = by_group.setdefault(group_of_key(key), ([], []))
+        blocks.append(block)
+        keys.append(key)
+    return by_group
 
 
 def _computed(tracker: RequestTracker, group: Group) -> Columns:

@@ -24,13 +24,13 @@ def key_suffix(group: int) -> bytes:
     return group.to_bytes(_GROUP_BYTES, "big")
 
 
-def split_key(key: BlockKey) -> tuple[BlockHash, int]:
-    """Name and group of a key.
+def group_of_key(key: BlockKey) -> int:
+    """The group that a key names.
 
-    >>> split_key(b"name" + key_suffix(3))
-    (b'name', 3)
+    >>> group_of_key(b"name" + key_suffix(3))
+    3
     """
-    return key[:-_GROUP_BYTES], int.from_bytes(key[-_GROUP_BYTES:], "big")
+    return int.from_bytes(key[-_GROUP_BYTES:], "big")
 
 
 @dataclass(slots=True)
@@ -74,24 +74,12 @@ class Columns:
             list(compress(self.blocks, keep)),
         )
 
-    def head(self, count: int) -> Columns:
-        """The first ``count`` rows."""
-        if count >= len(self):
-            return self
-        return Columns(
-            self.group,
-            self.lives[:count],
-            self.depths[:count],
-            self.names[:count],
-            self.blocks[:count],
-        )
+    @property
+    def suffix(self) -> bytes:
+        return key_suffix(self.group)
 
-    def shallowest_first(self) -> Columns:
-        """The rows by depth, heads of prefixes before their tails.
-
-        >>> Columns(0, [7, 7], [3, 1], [b"d", b"b"], [5, 6]).shallowest_first().blocks
-        [6, 5]
-        """
+    def by_depth(self) -> Columns:
+        """The same rows, shallowest first."""
         order = sorted(range(len(self)), key=self.depths.__getitem__)
         return Columns(
             self.group,
@@ -101,9 +89,19 @@ class Columns:
             [self.blocks[at] for at in order],
         )
 
+    def part(self, start: int, stop: int) -> Columns:
+        """The rows ``[start, stop)``."""
+        return Columns(
+            self.group,
+            self.lives[start:stop],
+            self.depths[start:stop],
+            self.names[start:stop],
+            self.blocks[start:stop],
+        )
+
     def keys(self) -> list[BlockKey]:
         """The names as the engine's pool writes them."""
-        suffix = key_suffix(self.group)
+        suffix = self.suffix
         return [name + suffix for name in self.names]
 
 

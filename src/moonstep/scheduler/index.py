@@ -263,26 +263,35 @@ class HostIndex:
 
     def _make_room(self, columns: Columns) -> tuple[Columns, list[int]]:
         """Slots for as many of the blocks as there is room for, in their order."""
+        self._evict_many(len(columns) - len(self._free), set(columns.lives))
         slots: list[int] = []
         wanted: list[bool] = []
         for life, depth in zip(columns.lives, columns.depths, strict=True):
-            slot = self._take_slot(life, depth)
+            slot = self._free.pop() if self._free else self._evict_own(life, depth)
             wanted.append(slot is not None)
             if slot is not None:
                 slots.append(slot)
+        if len(slots) == len(wanted):
+            return columns, slots
         self.counts.refused += len(wanted) - len(slots)
         return columns.only(wanted), slots
 
-    def _take_slot(self, life: int, depth: int) -> int | None:
-        if self._free:
-            return self._free.pop()
-        victim = self.residency.choose(self._may_leave, self._key_of)
-        if victim is not None:
-            self.counts.evicted_resident += 1
-        else:
-            victim = self._policy.choose(
-                lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave(slot)
-            )
+    def _evict_many(self, count: int, spared: set[int]) -> None:
+        """Free up to ``count`` slots, none on the chains of those who ask."""
+        resident = self.residency.choose_many(count, self._may_leave, self._key_of)
+        for slot in resident:
+            self._release(slot)
+        others = self._policy.choose_many(count - len(resident), self._may_leave, spared)
+        for slot in others:
+            self._release(slot)
+        self.counts.evicted_resident += len(resident)
+        self.counts.evicted += len(resident) + len(others)
+
+    def _evict_own(self, life: int, depth: int) -> int | None:
+        """A slot for a block at ``depth`` of ``life`` when all that is left is on such chains."""
+        victim = self._policy.choose(
+            lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave(slot)
+        )
         if victim is None:
             return None
         self.counts.evicted += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -134,15 +133,12 @@ class LoadQueue:
 
     def _plan(self, load: _Load, restore: Restore, count: int) -> None:
         start, stop = load.block, load.block + count
-        columns = restore.columns
         self._rows.append(restore.rows(start, stop))
         self._row_count += count
         if not load.outdated:
-            blocks = columns.blocks[start:stop]
-            part = Columns(columns.group, names=columns.names[start:stop])
-            life = repeat(columns.lives[0]) if columns.lives else ()
-            self._witness.saw_computed(blocks, part.keys(), life, columns.depths[start:stop])
-            self._index.residency.note(restore.slots[start:stop], blocks)
+            part = restore.columns.part(start, stop)
+            self._witness.saw_computed(part, part.keys())
+            self._index.residency.note(restore.slots[start:stop], part.blocks)
         load.block = stop
         if stop == len(restore.slots):
             load.group, load.block = load.group + 1, 0

@@ -7,8 +7,8 @@ steps before, so that the host cache holds what the engine drops and little else
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import Final
+from collections.abc import Container, Sequence
+from typing import Final, NamedTuple
 
 from moonstep.engine import Block, BlockPool
 from moonstep.scheduler.columns import BlockKey
@@ -17,6 +17,13 @@ _MARGIN: Final = 1.25
 _MIN_BLOCKS: Final = 16
 _PEAK_DECAY: Final = 0.95
 _WALKS_PER_RECOUNT: Final = 64
+
+
+class Going(NamedTuple):
+    """Blocks about to be overwritten, and the key each of them carries."""
+
+    blocks: list[int]
+    keys: list[BlockKey]
 
 
 class LookAhead:
@@ -74,24 +81,28 @@ class LookAhead:
             self._forget_each(blocks)
             self._recount()
 
-    def next_to_go(self) -> Iterator[tuple[int, BlockKey]]:
+    def next_to_go(self) -> Going:
         """Named blocks that came into the window, the next to go first. Each is passed on once."""
+        going = Going([], [])
         pool = self._pool
         if pool is None or not pool.enable_caching:
-            return
+            return going
         self._learn()
         self._front = self._front_now()
         block = self._resume(pool)
-        free_blocks = pool.free_block_queue.num_free_blocks
-        looked_at = self._looked_at
-        while block is not None and self._depth < min(self.window_blocks, free_blocks):
-            self._depth += 1
-            self._last = block
+        stop = min(self.window_blocks, pool.free_block_queue.num_free_blocks)
+        depth, last, looked_at = self._depth, self._last, self._looked_at
+        while block is not None and depth < stop:
+            depth += 1
+            last = block
             key = block.block_hash
             if key is not None and looked_at.get(block.block_id) != key:
                 looked_at[block.block_id] = key
-                yield block.block_id, key
-            block = _next(block)
+                going.blocks.append(block.block_id)
+                going.keys.append(key)
+            block = block.next_free_block
+        self._depth, self._last = depth, last
+        return going
 
     def forget(self) -> None:
         """Everything is to be looked at anew."""
@@ -111,7 +122,7 @@ class LookAhead:
             self._recount()
             self._front = self._front_now()
             return pool.free_block_queue.fake_free_list_head.next_free_block
-        return _next(last) if last is not None else None
+        return last.next_free_block if last is not None else None
 
     def _recount(self) -> None:
         self._last, self._depth, self._walks = None, 0, 0
@@ -134,7 +145,3 @@ class LookAhead:
         if self._taken_blocks:
             self._peak_blocks = max(float(self._taken_blocks), self._peak_blocks * _PEAK_DECAY)
             self._taken_blocks = 0
-
-
-def _next(block: Block) -> Block | None:
-    return block.next_free_block

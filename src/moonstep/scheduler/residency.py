@@ -40,25 +40,26 @@ class Residency:
         """``slot`` holds something else now, or nothing."""
         self._block_of.pop(slot, None)
 
-    def choose(
-        self, may_leave: Callable[[int], bool], key_of: Callable[[int], BlockKey]
-    ) -> int | None:
-        """A slot that may leave and whose content the engine still has; the last seen first.
+    def choose_many(
+        self, count: int, may_leave: Callable[[int], bool], key_of: Callable[[int], BlockKey]
+    ) -> list[int]:
+        """Up to ``count`` slots that may leave and whose content the engine still has.
 
-        What was seen last stays in the engine longest, and is captured again when it is about to
-        go. Slots found to be resident no more, or about to be, are dropped from the notes.
+        The last seen come first: what was seen last stays in the engine longest, and is captured
+        again when it is about to go. Slots found to be resident no more, or about to be, are
+        dropped from the notes, and so is what is chosen.
         """
         pool = self._pool
+        chosen: list[int] = []
         if pool is None or not pool.enable_caching:
-            return None
+            return chosen
         kept: list[tuple[int, int]] = []
-        chosen: int | None = None
-        while self._block_of and chosen is None:
+        while self._block_of and len(chosen) < count:
             slot, block = self._block_of.popitem()
             if block in self._about_to_go or pool.blocks[block].block_hash != key_of(slot):
                 continue
             if may_leave(slot):
-                chosen = slot
+                chosen.append(slot)
             else:
                 kept.append((slot, block))
         self._block_of.update(reversed(kept))

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moonstep.engine import BlockPool
-from moonstep.scheduler.columns import BlockKey
-from moonstep.scheduler.policies import Place
+from moonstep.scheduler.columns import BlockKey, Columns
 
 
 class Witness:
@@ -18,28 +17,27 @@ class Witness:
 
     def __init__(self) -> None:
         # By block: its key, and the life and depth at which it was computed.
-        self._computed: dict[int, tuple[BlockKey, int, int]] = {}
+        self._key: dict[int, BlockKey] = {}
+        self._life: dict[int, int] = {}
+        self._depth: dict[int, int] = {}
         self._pool: BlockPool | None = None
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the first witness."""
         self._pool = pool
 
-    def saw_computed(
-        self,
-        blocks: Iterable[int],
-        keys: Iterable[BlockKey],
-        lives: Iterable[int],
-        depths: Iterable[int],
-    ) -> None:
-        """A step that fills ``blocks`` with ``keys`` is scheduled, by computing or restoring."""
-        self._computed.update(zip(blocks, zip(keys, lives, depths, strict=False), strict=False))
+    def saw_computed(self, columns: Columns, keys: Sequence[BlockKey]) -> None:
+        """A step that fills these blocks with ``keys`` is scheduled, by computing or restoring."""
+        blocks = columns.blocks
+        self._key.update(zip(blocks, keys, strict=True))
+        self._life.update(zip(blocks, columns.lives, strict=True))
+        self._depth.update(zip(blocks, columns.depths, strict=True))
 
     def saw_allocated(self, blocks: Iterable[int]) -> None:
         """These blocks were handed out anew: what they held is about to be overwritten."""
-        computed = self._computed
+        key = self._key
         for block in blocks:
-            computed.pop(block, None)
+            key.pop(block, None)
 
     def pool_agrees(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> bool:
         """Whether the engine's pool knows each of ``blocks`` by the key beside it.
@@ -55,14 +53,17 @@ class Witness:
 
     def vouches(self, block: int, key: BlockKey) -> bool:
         """Whether ``block`` holds ``key``, in this step, by both witnesses."""
-        computed = self._computed.get(block)
-        return computed is not None and computed[0] == key and self.pool_agrees((block,), [key])
+        return self._key.get(block) == key and self.pool_agrees((block,), [key])
 
-    def place_of(self, block: int, key: BlockKey) -> Place | None:
-        """Where ``key`` stands, if a step that filled ``block`` with it was seen: else ``None``."""
-        computed = self._computed.get(block)
-        return Place(*computed[1:]) if computed is not None and computed[0] == key else None
+    def computed(self, group: int, blocks: Sequence[int], keys: Sequence[BlockKey]) -> Columns:
+        """Those of ``blocks`` of ``group`` that were seen computed as the key beside them."""
+        columns = Columns(group)
+        key_of, suffix_bytes = self._key, len(columns.suffix)
+        for block, key in zip(blocks, keys, strict=True):
+            if key_of.get(block) == key:
+                columns.add(self._life[block], self._depth[block], key[:-suffix_bytes], block)
+        return columns
 
     def forget(self) -> None:
         """Nothing computed so far counts any more: the caches were reset."""
-        self._computed.clear()
+        self._key.clear()
