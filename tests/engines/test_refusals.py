@@ -1,0 +1,176 @@
+"""What Moonstep refuses to run with: one line of ours, by name, that is also the exception's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+from moonstep.audit.engineconfig import EngineConfig
+from moonstep.audit.kvmemory import RankMemory
+from moonstep.audit.shape import Shape
+from moonstep.engines.vllm import machine
+from tests.engines.conftest import configured, create
+
+
+def refusal(call: Callable[[], Any], lines: list[str]) -> str:
+    """The line of a refusal: logged exactly once, and the message of the exception."""
+    with pytest.raises(ValueError, match=r"^moonstep: ") as caught:
+        call()
+    ours = [line for line in lines if line.startswith("moonstep:")]
+    assert ours == [str(caught.value)]
+    assert "\n" not in ours[0]
+    return ours[0]
+
+
+def changed(config: EngineConfig, part: str, **values: Any) -> EngineConfig:
+    """The configuration with these values in one part; what vLLM itself checks is passed by."""
+    vllm_config: VllmConfig = copy.copy(config.vllm_config)
+    own = copy.copy(getattr(vllm_config, part))
+    for name, value in values.items():
+        object.__setattr__(own, name, value)
+    setattr(vllm_config, part, own)
+    return EngineConfig(
+        vllm_config,
+        config.scheduler_kv,
+        config.rank_kv,
+        config.scheduler_block_tokens,
+        config.hash_block_tokens,
+    )
+
+
+ROLES = pytest.mark.parametrize("role", [KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER])
+
+
+@ROLES
+@pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
+def test_a_role_other_than_both(role: KVConnectorRole, kv_role: str, lines: list[str]) -> None:
+    config = configured(role=kv_role)
+    assert f"kv_role='{kv_role}'" in refusal(lambda: create(config, role), lines)
+
+
+@ROLES
+@pytest.mark.parametrize("size", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_context_parallelism(role: KVConnectorRole, size: str, lines: list[str]) -> None:
+    config = changed(configured(), "parallel_config", **{size: 2})
+    assert f"{size}=2 is not supported" in refusal(lambda: create(config, role), lines)
+
+
+@ROLES
+def test_an_encoder_decoder_model(role: KVConnectorRole, lines: list[str]) -> None:
+    config = changed(configured(), "model_config", is_encoder_decoder=True)
+    assert "an encoder-decoder model is not" in refusal(lambda: create(config, role), lines)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
+def test_a_drafter_with_layers_of_its_own(method: str, lines: list[str]) -> None:
+    config = changed(configured(Shape(drafts=2)), "speculative_config", method=method)
+    line = refusal(lambda: create(config), lines)
+    assert f"speculative decoding with '{method}' is not supported" in line
+    assert "n-gram drafts work" in line
+
+
+@ROLES
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ("full+window", "a KV cache of 2 groups (FullAttentionSpec, SlidingWindowSpec)"),
+        ("window", "a KV cache of kind SlidingWindowSpec"),
+    ],
+)
+def test_groups_that_are_not_one_of_full_attention(
+    role: KVConnectorRole, groups: Any, named: str, lines: list[str]
+) -> None:
+    config = configured(Shape(groups=groups, blocks=48))
+    assert named in refusal(lambda: create(config, role), lines)
+
+
+def test_a_spec_that_only_derives_from_full_attention(lines: list[str]) -> None:
+    """MLA keeps other bytes under a class of the same family: what is not known is refused."""
+    config = configured()
+    kv = copy.deepcopy(config.scheduler_kv)
+    kv.kv_cache_groups[0].kv_cache_spec = MLAAttentionSpec(
+        block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    config = EngineConfig(config.vllm_config, kv, (kv,), 4, 4)
+    assert "a KV cache of kind MLAAttentionSpec" in refusal(lambda: create(config), lines)
+
+
+def test_a_group_of_draft_layers(lines: list[str]) -> None:
+    config = configured()
+    kv = copy.deepcopy(config.scheduler_kv)
+    kv.kv_cache_groups[0].is_eagle_group = True
+    config = EngineConfig(config.vllm_config, kv, (kv,), 4, 4)
+    assert "a KV-cache group of draft layers" in refusal(lambda: create(config), lines)
+
+
+def test_a_hash_unit_other_than_the_block(lines: list[str]) -> None:
+    config = configured()
+    kv = copy.deepcopy(config.scheduler_kv)
+    kv.hash_block_size = 2
+    config = EngineConfig(config.vllm_config, kv, (kv,), 4, 2)
+    line = refusal(lambda: create(config), lines)
+    assert "a hash unit of 2 tokens with blocks of 4" in line
+
+
+@ROLES
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"host_cahce": "1GiB"}, "host_cahce='1GiB': there is no such setting; did you mean"),
+        ({"min_hit_tokens": "16"}, "min_hit_tokens='16': write a whole number"),
+        ({"host_cache": "4 gigs"}, "host_cache='4 gigs': write a size with a unit"),
+        ({"host_cache": -1}, "host_cache=-1: a size cannot be negative"),
+        ({"capture": "sometimes"}, "capture='sometimes': write 'eager' or 'lazy'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used(
+    role: KVConnectorRole, settings: dict[str, Any], named: str, lines: list[str]
+) -> None:
+    config = configured(**settings)
+    assert named in refusal(lambda: create(config, role), lines)
+
+
+def register(config: EngineConfig, layout: str = "LBNHC") -> None:
+    connector = create(config, KVConnectorRole.WORKER)
+    connector.register_kv_caches(RankMemory(config.rank_kv[0], layout, 0).tensors)
+    connector.shutdown()
+
+
+def test_a_host_cache_too_small_for_a_block(lines: list[str]) -> None:
+    config = configured(host_cache=100)
+    line = refusal(lambda: register(config), lines)
+    assert "host_cache=100: one block takes 512 bytes over 1 rank(s)" in line
+
+
+def test_a_host_cache_larger_than_the_machine(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(host_cache="100TiB")
+    line = refusal(lambda: register(config), lines)
+    assert f"this machine has {machine.machine_memory_bytes()} bytes" in line
+
+
+def test_what_is_fine_is_not_remarked_upon(lines: list[str]) -> None:
+    create(configured())
+    register(configured())
+    assert [line for line in lines if line.startswith("moonstep:")] == []
+
+
+def test_the_containers_limit_counts_where_it_is_lower(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = machine.machine_memory_bytes()
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "_CGROUP_LIMIT", limit)
+    assert machine.machine_memory_bytes() >= total
+    for text, nbytes in (("max\n", None), ("1048576\n", 1048576), (f"{1 << 62}\n", None)):
+        limit.write_text(text)
+        assert machine.machine_memory_bytes() == (nbytes or machine.machine_memory_bytes())
+        assert (machine.machine_memory_bytes() == 1048576) is (nbytes is not None)
