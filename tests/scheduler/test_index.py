@@ -287,6 +287,20 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.remove(slot)
         self.take_away(slot)
 
+    @rule(
+        count=st.integers(0, 8),
+        pinned=st.sets(st.integers(0, 7), max_size=3),
+        spared=st.sets(CHAINS, max_size=2),
+    )
+    def ask_for_many(self, count: int, pinned: set[int], spared: set[int]) -> None:
+        wanted: list[int] = []
+        for chain, items in self.chains.items():
+            for _, slot in reversed(items):
+                if chain in spared or slot in pinned or len(wanted) == count:
+                    break
+                wanted.append(slot)
+        assert self.policy.choose_many(count, lambda slot: slot not in pinned, spared) == wanted
+
     @rule()
     def ask_for_the_whole_order(self) -> None:
         """A rule and no invariant: asking lets the policy tidy up, which must not be needed."""

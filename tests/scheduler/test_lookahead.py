@@ -56,7 +56,8 @@ class Player:
         return self.look()
 
     def look(self) -> list[int]:
-        passed = list(self.lookahead.next_to_go())
+        going = self.lookahead.next_to_go()
+        passed = list(zip(going.blocks, going.keys, strict=True))
         for block_id, key in passed:
             assert self.pool.blocks[block_id].block_hash == key
             assert self.pool.blocks[block_id].ref_cnt == 0
@@ -132,7 +133,7 @@ def test_the_window_learns_how_many_blocks_a_step_takes() -> None:
     assert player.lookahead.window_blocks >= 60
     for _ in range(200):
         player.lookahead.saw_taken([199])
-        list(player.lookahead.next_to_go())
+        player.lookahead.next_to_go()
     assert player.lookahead.window_blocks == _MIN_BLOCKS
 
 
@@ -141,4 +142,4 @@ def test_without_prefix_caching_or_a_pool_nothing_is_passed_on(bound: bool) -> N
     lookahead = LookAhead()
     if bound:
         lookahead.bind(BlockPool(20, enable_caching=False, hash_block_size=16))
-    assert list(lookahead.next_to_go()) == []
+    assert lookahead.next_to_go() == ([], [])

@@ -62,7 +62,6 @@ def test_what_is_due_in_one_step_comes_in_the_order_entered() -> None:
 @given(missing=st.integers(1, 64), tokens_per_decode=st.integers(1, 9))
 def test_nobody_fills_a_block_before_the_wheel_looks(missing: int, tokens_per_decode: int) -> None:
     """However many tokens each step settles, the block is not full before the step looked at."""
-    steps = steps_to_fill(missing, prefilling=False, tokens_per_decode=tokens_per_decode)
+    steps = steps_to_fill(missing, tokens_per_decode)
     assert steps >= 1
     assert (steps - 1) * tokens_per_decode < missing
-    assert steps_to_fill(missing, prefilling=True, tokens_per_decode=tokens_per_decode) == 1
