@@ -120,6 +120,7 @@ class CapturePlanner:
         """The blocks that became whole since each life was last looked at."""
         columns = Columns(group.index)
         index, block_tokens = group.index, group.block_tokens
+        is_sized = self._index.slot_count > 0
         for tracker in trackers:
             names = tracker.request.block_hashes
             first = tracker.next_block[index]
@@ -131,7 +132,7 @@ class CapturePlanner:
                 columns.add(tracker.life, first, names[first], table[first])
             else:
                 columns.add_run(tracker.life, first, names[first:stop], table[first:stop])
-            if self._index.slot_count:
+            if is_sized:
                 tracker.next_block[index] = stop
         return columns
 

@@ -56,7 +56,6 @@ class MooncakeStoreScheduler:
         self._lives = Lives(groups)
         self._rank_count = rank_count
         self._tokens_per_decode = tokens_per_decode
-        self._longest_block_tokens = max(group.block_tokens for group in groups)
         self._mode = settings.capture
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
@@ -356,26 +355,29 @@ class MooncakeStoreScheduler:
 
     def _plan_fills(self, due: Sequence[RequestTracker], num_scheduled: dict[str, int]) -> None:
         """Look at the lives that can have filled a block, and enter them again."""
-        scheduled: list[tuple[RequestTracker, int]] = []
+        running: list[RequestTracker] = []
         for tracker in due:
             tokens = num_scheduled.get(tracker.request_id)
             if tokens is None:
                 self._wheel.enter(tracker, self._step + 1)
-                continue
-            tracker.settle(tokens)
-            scheduled.append((tracker, tokens))
-        self._planner.fills([tracker for tracker, _ in scheduled], self._mode)
-        for tracker, tokens in scheduled:
-            self._wheel.enter(tracker, self._step + self._steps_to_next_block(tracker, tokens))
+            else:
+                tracker.settle(tokens)
+                running.append(tracker)
+        self._planner.fills(running, self._mode)
+        for tracker in running:
+            steps = 1
+            if not tracker.is_prefilling:
+                steps = steps_to_fill(self._missing_tokens(tracker), self._tokens_per_decode)
+            self._wheel.enter(tracker, self._step + steps)
 
-    def _steps_to_next_block(self, tracker: RequestTracker, num_scheduled_tokens: int) -> int:
-        request = tracker.request
-        prefilling = request.num_computed_tokens + num_scheduled_tokens < request.num_tokens
-        missing_tokens = self._longest_block_tokens
-        for group in self._groups:
-            boundary = (tracker.next_block[group.index] + 1) * group.block_tokens
-            missing_tokens = min(missing_tokens, boundary - tracker.token_len)
-        return steps_to_fill(missing_tokens, prefilling, self._tokens_per_decode)
+    def _missing_tokens(self, tracker: RequestTracker) -> int:
+        """Tokens that the life's next block to be whole still lacks, over all groups."""
+        next_block, groups = tracker.next_block, self._groups
+        missing = (next_block[0] + 1) * groups[0].block_tokens - tracker.token_len
+        for group in groups[1:]:
+            boundary = (next_block[group.index] + 1) * group.block_tokens
+            missing = min(missing, boundary - tracker.token_len)
+        return missing
 
     def _count_victims(self, victims: Sequence[RequestTracker]) -> None:
         blocks = sum(tracker.next_block[0] for tracker in victims)

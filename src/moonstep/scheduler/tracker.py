@@ -44,11 +44,12 @@ class RequestTracker:
     ``life`` is a number no other life has; ``tables`` are the request's block tables of this step;
     ``next_block`` is, for each group, the position of the first block that this life has yet to
     fill (it begins with the first that was not there whole at its start); ``token_len`` counts the
-    tokens known to be settled.
+    tokens known to be settled, and ``is_prefilling`` says whether more of them are known than that.
     """
 
     __slots__ = (
         "due_step",
+        "is_prefilling",
         "life",
         "next_block",
         "request",
@@ -73,6 +74,7 @@ class RequestTracker:
         self.tables = tables
         self.next_block = list(next_block)
         self.token_len = 0
+        self.is_prefilling = True
         self.saves = saves
         self.due_step = 0
 
@@ -82,5 +84,7 @@ class RequestTracker:
         Drafts and placeholders are scheduled too; a token counts only when it is the request's own
         (``num_tokens``).
         """
-        computed = self.request.num_computed_tokens + num_scheduled_tokens
-        self.token_len = min(computed, self.request.num_tokens)
+        request = self.request
+        computed, known = request.num_computed_tokens + num_scheduled_tokens, request.num_tokens
+        self.is_prefilling = computed < known
+        self.token_len = min(computed, known)

@@ -44,17 +44,13 @@ class Wheel(Generic[T]):
         return due
 
 
-def steps_to_fill(missing_tokens: int, prefilling: bool, tokens_per_decode: int) -> int:
-    """How many steps at least until ``missing_tokens`` more tokens are computed.
+def steps_to_fill(missing_tokens: int, tokens_per_decode: int) -> int:
+    """How many steps at least until a decode has computed ``missing_tokens`` more tokens.
 
-    A prefill may get any number of tokens in a step, a decode at most ``tokens_per_decode``
-    (one and the drafts).
+    A step computes at most ``tokens_per_decode`` of them: one and the drafts. (A prefill may get
+    any number in a step.)
 
-    >>> steps_to_fill(100, prefilling=True, tokens_per_decode=1)
-    1
-    >>> [steps_to_fill(n, prefilling=False, tokens_per_decode=2) for n in (1, 2, 3, 16)]
-    [1, 1, 2, 8]
+    >>> [steps_to_fill(n, tokens_per_decode=2) for n in (0, 1, 2, 3, 16)]
+    [1, 1, 1, 2, 8]
     """
-    if prefilling:
-        return 1
     return max(1, -(-missing_tokens // tokens_per_decode))
