@@ -175,9 +175,7 @@ class _Round:
         return taken
 
 
-def measure(
-    shape: Shape, repeats: int, memory_bytes: int = MEMORY_BYTES, seed: int = 0
-) -> Iterator[Measured]:
+def measure(shape: Shape, repeats: int, memory_bytes: int, seed: int = 0) -> Iterator[Measured]:
     """Both directions of one shape at every number of blocks that fits."""
     bench = Bench(shape, memory_bytes, seed)
     most = int(bench.block_count * MAX_SHARE_OF_MEMORY)
@@ -237,7 +235,7 @@ def copy(
     found: list[Measured] = []
     for shape in SHAPES:
         with console.status(shape.name):
-            of_shape = list(measure(shape, repeats))
+            of_shape = list(measure(shape, repeats, MEMORY_BYTES))
         found += of_shape
         console.print(as_table(shape, of_shape))
     demanded = [made for made in found if made.is_demanded]
