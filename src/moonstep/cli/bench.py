@@ -19,11 +19,16 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from moonstep.demo.process import EngineFailed
+
 app = typer.Typer(
     help="Measure Moonstep: what a step costs, what a copy takes, what is saved.",
     no_args_is_help=True,
 )
 
+ModelOption = Annotated[Path, typer.Option(help="Folder of the model (the set-up makes it).")]
+OutOption = Annotated[Path, typer.Option(help="Folder for the engines' logs.")]
+DEFAULT_MODEL = Path(".cache/models/smollm2-135m")
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write this file.")]
 
 
@@ -36,6 +41,11 @@ def _ends_cleanly(console: Console) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("moonstep: interrupted.")
         raise typer.Exit(130) from None
+    except (EngineFailed, ValueError) as error:
+        if not str(error).startswith(("moonstep:", "the engine")):
+            raise
+        console.print(str(error), markup=False)
+        raise typer.Exit(1) from None
 
 
 def _progress(console: Console, *extra: BarColumn | MofNCompleteColumn) -> Progress:
@@ -149,3 +159,39 @@ def replay(
     console.print(str(machine), highlight=False)
     if json_path is not None:
         write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench multiturn --json out/multiturn.json\n\n"
+    "  moonstep bench multiturn --conversations 10 --turns 4 --seed 7"
+)
+def multiturn(
+    model: ModelOption = DEFAULT_MODEL,
+    conversations: Annotated[int, typer.Option(min=5, help="How many there are.")] = 20,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 8,
+    seed: Annotated[int, typer.Option(help="Decides the order and the words.")] = 0,
+    out: OutOption = Path("out"),
+    json_path: JsonOption = None,
+) -> None:
+    """Conversations that come and go: prompt tokens a real engine computes, with and without.
+
+    KV memory holds four of them. Beside Moonstep with a host cache of 1 and 4 times that memory
+    stand engines without a connector whose KV memory has the same bytes in addition.
+    """
+    from moonstep.bench.engines import model_token_bytes
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.multiturn import as_table, run_rows
+    from moonstep.bench.multiturn_plan import rows
+    from moonstep.bench.outcome import write_json
+    from moonstep.demo.plan import usable_cpus
+
+    console = Console()
+    machine = machine_facts()
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        token_bytes = model_token_bytes(model, dtype_bytes=4)
+        plans = rows(str(model), usable_cpus(), token_bytes, seed, conversations, turns)
+        found = run_rows(plans, out, progress)
+    console.print(as_table(found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        write_json(json_path, machine, {"seed": seed, "outcomes": found})
