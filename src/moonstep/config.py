@@ -100,7 +100,7 @@ class Settings:
     """When blocks are captured."""
     victim_bytes: int = 256 << 20
     """Most that one step captures of the requests it preempts, on one rank."""
-    leaver_bytes: int = 256 << 20
+    leaver_bytes: int = 1 << 30
     """Most that one step captures of what the engine is about to overwrite, on one rank."""
     sync_restore_bytes: int = 64 << 20
     """Most that one step restores at once, on one rank; what is larger is loaded in slices."""

@@ -9,8 +9,8 @@ worker the very object the scheduler half built.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,7 @@ class ReqMeta:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What every worker does in one step. Built by the scheduler half in ``build_connector_meta``.
 
     ``restores`` are carried out before the forward pass: a worker compares the generation of each
@@ -71,8 +70,8 @@ class StepPlan:
     """
 
     step: int
-    restores: Rows = field(default_factory=lambda: NO_ROWS)
-    captures: Rows = field(default_factory=lambda: NO_ROWS)
+    restores: Rows = NO_ROWS
+    captures: Rows = NO_ROWS
     restores_of: tuple[ReqMeta, ...] = ()
     received: tuple[str, ...] = ()
     """Requests whose asynchronous load ends with this step's restores."""

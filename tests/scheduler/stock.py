@@ -84,7 +84,13 @@ class Hand:
         checks: bool = True,
         **settings: Any,
     ) -> None:
-        self.half = half(Settings(capture=capture, **settings), GROUPS, ranks, tokens_per_decode)
+        self.half = half(
+            Settings(capture=capture, **settings),
+            GROUPS,
+            ranks,
+            tokens_per_decode,
+            hashes_lag=True,
+        )
         self.pool = BlockPool(blocks, enable_caching=caching, hash_block_size=BLOCK_TOKENS)
         self.half.bind_block_pool(self.pool)
         self.ranks = ranks

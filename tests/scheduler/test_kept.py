@@ -39,10 +39,15 @@ def kept_blocks(watched: Watched, arrival: Arrive) -> tuple[int, int]:
 def test_every_full_block_of_prompt_and_output_is_kept(
     shape: Shape, tokens: int, output: int
 ) -> None:
-    """Chunked prefill, decode, drafts, one step ahead or not: the last full block as well."""
+    """Chunked prefill, decode, drafts, one step ahead or not: the last full block as well.
+
+    Except with drafts in lock step: a block that accepted drafts complete in the very last step is
+    not held, since a cache reset in that moment would fail for it.
+    """
     with open_engine(shape) as watched:
         kept, computed = kept_blocks(watched, Arrive("r", 1, tokens, tokens, output=output))
-        assert kept == computed
+        unheld = 1 if shape.drafts and not shape.asynchronous else 0
+        assert computed - unheld <= kept <= computed
         watched.apply(Reset())
         restored = watched.run(id="again", family=1, tokens=tokens, shared=tokens)
         assert restored == (tokens - 1) // 4 * 4

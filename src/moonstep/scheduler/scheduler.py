@@ -38,6 +38,8 @@ class MooncakeStoreScheduler:
 
     Slots change hands in ``build_connector_meta`` and ``update_connector_output`` only, so an
     answer of ``get_num_new_matched_tokens`` holds until the plan of the same step is built.
+    ``hashes_lag`` says that a request's hashes may come later than its tokens are scheduled (async
+    scheduling), so that it can end with a block that the engine never named.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class MooncakeStoreScheduler:
         groups: Sequence[Group],
         rank_count: int,
         tokens_per_decode: int = 1,
+        *,
+        hashes_lag: bool = False,
     ) -> None:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
@@ -63,6 +67,7 @@ class MooncakeStoreScheduler:
             groups, self.index, self._witness, self._lookahead, self.stats
         )
         self._holds = Holds(groups)
+        self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
         self._loads = LoadQueue(self.index, self._witness)
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
@@ -135,7 +140,7 @@ class MooncakeStoreScheduler:
 
         True would keep all its blocks from being freed: what has to be kept is held by itself.
         """
-        tracker = self._lives.by_id.get(request.request_id)
+        tracker = self._lives.by_id.get(request.request_id) if self._hashes_lag else None
         if tracker is not None and tracker.saves and tracker.request is request:
             self._holds.hold(tracker)
         return False

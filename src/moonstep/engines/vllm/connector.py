@@ -91,6 +91,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
                 self.facts.groups,
                 self.facts.world_size,
                 self.facts.tokens_per_decode,
+                hashes_lag=self.facts.async_scheduling,
             )
             self._summary = Summary()
 
@@ -153,8 +154,8 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
         from moonstep.worker.pieces import slot_bytes
         from moonstep.worker.worker import MooncakeStoreWorker
 
-        layout = cache_layout(kv_caches, self._kv_cache_config)
         with said_once(logger):
+            layout = cache_layout(kv_caches, self._kv_cache_config)
             need = slot_bytes(layout.pieces)
             self.settings.check(need, self.facts.world_size, machine_memory_bytes())
             device = device_for(layout.device_type)

@@ -37,6 +37,7 @@ class EngineFacts:
     rank: int
     world_size: int
     tokens_per_decode: int
+    async_scheduling: bool
 
 
 def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFacts:
@@ -53,6 +54,7 @@ def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFa
         rank=config.parallel_config.rank,
         world_size=config.parallel_config.world_size,
         tokens_per_decode=1 + _draft_tokens(config),
+        async_scheduling=bool(config.scheduler_config.async_scheduling),
     )
 
 

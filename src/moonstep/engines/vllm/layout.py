@@ -13,6 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moonstep.engines.vllm.facts import Unsupported
 from moonstep.worker.pieces import Piece
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ class View:
     strides_bytes: tuple[int, ...]
     item_bytes: int
 
-    def refused(self, why: str) -> ValueError:
-        return ValueError(
+    def refused(self, why: str) -> Unsupported:
+        return Unsupported(
             f"the KV cache layout of layer {self.layer!r} (shape {self.shape}, strides "
-            f"{self.strides_bytes} bytes, items of {self.item_bytes} bytes) is not supported: {why}"
+            f"{self.strides_bytes} bytes, items of {self.item_bytes} bytes)",
+            why,
         )
 
 
@@ -78,7 +80,7 @@ def cache_layout(
 ) -> CacheLayout:
     """The layout of what ``register_kv_caches`` was given. Worker half, at start.
 
-    Raises ``ValueError``, naming layer, shape and strides, for a layout whose blocks cannot be
+    Raises ``Unsupported``, naming layer, shape and strides, for a layout whose blocks cannot be
     told apart or are not made of contiguous runs.
     """
     views = _views_by_layer(kv_caches)
@@ -87,7 +89,9 @@ def cache_layout(
     for group in config.kv_cache_groups:
         missing = [name for name in group.layer_names if name not in views]
         if missing:
-            raise ValueError(f"the engine registered no KV cache for layer {missing[0]!r}")
+            raise Unsupported(
+                f"a layer without a KV cache ({missing[0]!r})", "it was not registered"
+            )
         runs = [
             run
             for name in group.layer_names
@@ -162,7 +166,7 @@ Run(storage=0, address=128, nbytes=8, block_stride_bytes=64)]
         if last is None or last.storage != run.storage:
             merged.append(run)
         elif run.address < last.stop:
-            raise ValueError(f"the KV caches of two layers of one group overlap: {last} and {run}")
+            raise Unsupported("a group whose layers share memory", f"{last} and {run} overlap")
         elif run.address == last.stop and run.block_stride_bytes == last.block_stride_bytes:
             nbytes = last.nbytes + run.nbytes
             merged[-1] = Run(last.storage, last.address, nbytes, last.block_stride_bytes)
@@ -242,5 +246,5 @@ def _block_strides(config: KVCacheConfig) -> dict[str, int]:
 def _device_type(kv_caches: Mapping[str, Any]) -> str:
     types = {tensor.device.type for value in kv_caches.values() for tensor in _tensors(value)}
     if len(types) != 1:
-        raise ValueError(f"the KV caches lie on {sorted(types) or 'no device'}, not on one device")
+        raise Unsupported(f"KV memory on {sorted(types) or 'no device'}", "it has to be one device")
     return str(types.pop())
