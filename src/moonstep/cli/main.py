@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from moonstep import __version__
+from moonstep.cli import audit, bench, store
 from moonstep.cli.demo import demo
 
 app = typer.Typer(
@@ -15,6 +16,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+audit.register(app)
+app.add_typer(bench.app, name="bench")
+app.add_typer(store.app, name="store")
 
 
 def _print_version(wanted: bool) -> None:
