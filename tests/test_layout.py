@@ -93,20 +93,21 @@ def test_the_halves_import_only_the_shared_modules(half: str, other: str) -> Non
         assert not strangers, f"{path} imports {strangers}"
 
 
-def test_files_and_functions_stay_short() -> None:
-    long_files = {
+def test_files_stay_short() -> None:
+    assert not {
         str(path.relative_to(ROOT)): lines
         for path in sources()
         if (lines := len(path.read_text().splitlines())) > MOST_LINES_A_FILE
     }
-    long_functions = {
+
+
+def test_functions_stay_short() -> None:
+    assert not {
         f"{path.relative_to(ROOT)}:{function.name}": lines
         for path in sources()
         for function in functions(path)
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > MOST_LINES_A_FUNCTION
     }
-    assert not long_files
-    assert not long_functions
 
 
 def test_the_map_of_the_rooms_is_the_tree() -> None:
