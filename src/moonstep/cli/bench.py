@@ -195,3 +195,35 @@ def multiturn(
     console.print(str(machine), highlight=False)
     if json_path is not None:
         write_json(json_path, machine, {"seed": seed, "outcomes": found})
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench engine --starts 10 --json out/engine.json\n\n"
+    "  moonstep bench engine --starts 2"
+)
+def engine(
+    model: ModelOption = DEFAULT_MODEL,
+    starts: Annotated[int, typer.Option(min=1, help="Rounds; two engines in each.")] = 10,
+    out: OutOption = Path("out"),
+    json_path: JsonOption = None,
+) -> None:
+    """Real engines with and without Moonstep, in turns: cold, warm and storm, with intervals.
+
+    Every start takes about a minute on two cores.
+    """
+    from moonstep.bench.engines import model_token_bytes
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+    from moonstep.bench.starts import PHASES, as_table, run_starts
+    from moonstep.demo.plan import usable_cpus
+
+    console = Console()
+    machine = machine_facts()
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        model_token_bytes(model, dtype_bytes=4)  # says in one line when there is no model
+        found = run_starts(model, usable_cpus(), starts, out, progress)
+    console.print(as_table(found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        ratios = {phase: found.ratio(phase) for phase in PHASES}
+        write_json(json_path, machine, {"ratios": ratios, "starts": found})
