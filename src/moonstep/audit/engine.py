@@ -53,7 +53,7 @@ IDLE_SLEEP_S = 0.001
 class Limits:
     """When waiting turns into a finding."""
 
-    stalled_steps: int = 1500
+    stalled_steps: int = 600
     passed_over: int = 1000
     drain_steps: int = 6000
 
@@ -87,6 +87,7 @@ class EngineCounts:
     refused_resets: int = 0
     kept_compared: int = 0
     uncomputed_hits: int = 0
+    session_deadlocks: int = 0
     extra: dict[str, int] = field(default_factory=dict)
 
 
@@ -97,6 +98,7 @@ class Engine:
         self, shape: Shape, connector: ConnectorChoice, limits: Limits | None = None
     ) -> None:
         self.shape = shape
+        self.connector_name = connector.name
         self.limits = limits or Limits()
         self.counts = EngineCounts()
         self.clients: dict[str, Client] = {}
@@ -160,8 +162,13 @@ class Engine:
                 half = self._make_worker_half(surroundings, place.rank, kv_config, memory)
             ranks.append(
                 Rank(
-                    memory, surroundings, half, self.shape.runner,
-                    self.shape.drafts > 0, self.report, self._forgive,
+                    memory,
+                    surroundings,
+                    half,
+                    self.shape.runner,
+                    self.shape.drafts > 0,
+                    self.report,
+                    self._forgive,
                 )
             )
         return ranks
@@ -429,7 +436,11 @@ class Engine:
             known = request.num_prompt_tokens + outputs.get(name, request.num_output_tokens)
             works.append(
                 RequestWork(
-                    name, self.clients[name].sequence, starts[name], starts[name] + count, known,
+                    name,
+                    self.clients[name].sequence,
+                    starts[name],
+                    starts[name] + count,
+                    known,
                     tuple(output.scheduled_spec_decode_tokens.get(name, ())),
                     name in fresh,
                 )
@@ -563,7 +574,8 @@ class Engine:
             if token != expected:
                 self.report(
                     Kind.WRONG_OUTPUT,
-                    f"output token {client.received} is {token}, not {expected}", name,
+                    f"output token {client.received} is {token}, not {expected}",
+                    name,
                 )
             sequence.next_output += 1
             client.received += 1
@@ -578,20 +590,33 @@ class Engine:
         client.ended = client.turns == 0
         self.counts.finished += client.ended
         if not client.streaming and client.received != client.budget:
-            self.report(
-                Kind.WRONG_OUTPUT, f"got {client.received} of {client.budget} tokens", name
-            )
+            self.report(Kind.WRONG_OUTPUT, f"got {client.received} of {client.budget} tokens", name)
 
     def _watch(self, step: Step, heard: int, transferred: bool) -> None:
         progress = step.tokens or heard or transferred or step.async_loads
         self._quiet_steps = 0 if progress else self._quiet_steps + 1
-        if self._quiet_steps > self.limits.stalled_steps:
+        if self._quiet_steps > self.limits.stalled_steps and not self._end_session_deadlock():
             names = sorted(self.scheduler.requests)
             self.report(Kind.HANG, f"nothing moved for {self._quiet_steps} steps; left: {names}")
         if self.seam.passed_over:
             name, count = self.seam.passed_over.most_common(1)[0]
             if count > self.limits.passed_over:
                 self.report(Kind.PASSED_OVER, f"lookup unanswered for {count} steps", name)
+
+    def _end_session_deadlock(self) -> bool:
+        """Abort a session that waits for blocks while it holds some: True if there was one.
+
+        vLLM 0.32.0 preempts nobody who waits, so sessions and requests with loaded blocks can hold
+        all memory and wait for each other, with any connector that loads asynchronously. That is
+        the engine's own; it is counted, and the session's client gives up.
+        """
+        for request in self.scheduler.kv_holding_waiting:
+            if request.resumable:
+                self._guard("finish_requests", self._abort, request.request_id)
+                self.counts.session_deadlocks += 1
+                self._quiet_steps = 0
+                return True
+        return False
 
     # -- the end -----------------------------------------------------------------------------
 
