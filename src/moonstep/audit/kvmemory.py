@@ -117,7 +117,8 @@ class RankMemory:
             there = layer.words[at_blocks, :, at_slots, :]
             right &= (there == expand(wanted, layer.salts)).all(axis=(1, 2))
         content[at_blocks[right], at_slots[right]] = wanted[right]
-        return suspects[~right]
+        wrong: Positions = suspects[~right]
+        return wrong
 
     def repair(self, group: int, blocks: Positions, slots: Positions, states: States) -> None:
         """Put the oracle's bytes where the engine itself left none."""

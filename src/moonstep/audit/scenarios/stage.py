@@ -176,7 +176,7 @@ class Stage:
 
     def output_tokens(self, name: str) -> int:
         """How many tokens a client has received."""
-        return self.engine.clients[name].received
+        return self.engine.clients.by_id[name].received
 
 
 def play(
