@@ -56,7 +56,7 @@ def test_what_cannot_be_done_ends_without_a_traceback(arguments: list[str], stat
 
 
 def start(cold_s: float, answers: tuple[tuple[int, ...], ...] = ((1, 2), (3,))) -> Start:
-    return Start(20.0, cold_s, cold_s / 4, 2 * cold_s, 0.09, 0.05, 7, 900, answers)
+    return Start(20.0, cold_s, cold_s / 4, 2 * cold_s, 0.09, 0.05, 7, 900, 800, 760, answers)
 
 
 def test_starts_are_compared_by_their_ratio() -> None:
@@ -64,7 +64,7 @@ def test_starts_are_compared_by_their_ratio() -> None:
     assert outcome.ratio("cold").value == pytest.approx(0.5)
     assert outcome.ratio("storm").low == pytest.approx(0.5)
     assert outcome.answers_differ == 0
-    assert as_table(outcome).row_count == 8
+    assert as_table(outcome).row_count == 10
 
 
 def test_answers_that_differ_are_counted() -> None:
@@ -78,7 +78,7 @@ def test_a_start_is_read_from_what_the_child_sent() -> None:
         "wall_s": 3.0,
         "preemptions": 2,
         "tokens": [[1], [2]],
-        "connector": {"restored_tokens": 100},
+        "connector": {"restored_tokens": 100, "victim_tokens": 80, "resumed_tokens": 75},
     }
     raw = {
         "start_s": 9.0,
@@ -90,4 +90,4 @@ def test_a_start_is_read_from_what_the_child_sent() -> None:
     found = Start.from_raw(raw)
     assert (found.cold_s, found.warm_s, found.storm_s) == (1.0, 0.5, 3.0)
     assert (found.gap_worst_s, found.gap_median_s) == (0.3, 0.2)
-    assert found.restored_tokens == 164
+    assert (found.restored_tokens, found.victim_tokens, found.resumed_tokens) == (164, 80, 75)
