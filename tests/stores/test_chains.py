@@ -118,5 +118,5 @@ class Chains(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-Chains.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Chains.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestChains = Chains.TestCase

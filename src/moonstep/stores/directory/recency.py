@@ -68,16 +68,16 @@ class Recency:
 
     def _touch_upwards(self, key: Key | None, now_ns: int) -> None:
         """Mark ``key`` and all before it, up to one that was marked ahead a moment ago."""
-        stale: list[Key] = []
+        stale: dict[Key, None] = {}
         above_ns = 0
-        while key is not None and len(stale) < MOST_KNOWN:
+        while key is not None and key not in stale and len(stale) < MOST_KNOWN:
             used_ns = self._used_ns(key)
             if used_ns is None:
                 break
             if used_ns > now_ns + (len(stale) + 1) * STEP_NS:
                 above_ns = used_ns
                 break
-            stale.append(key)
+            stale[key] = None
             key = self._parent(key)
         above_ns = above_ns or now_ns + AHEAD_NS + (len(stale) + 1) * STEP_NS
         for index, each in enumerate(reversed(stale), start=1):
