@@ -15,7 +15,7 @@ from moonstep.scheduler.columns import BlockKey
 
 _MARGIN: Final = 1.25
 _MIN_BLOCKS: Final = 16
-_PEAK_DECAY: Final = 0.95
+_PEAK_DECAY: Final = 0.99
 _WALKS_PER_RECOUNT: Final = 64
 
 
