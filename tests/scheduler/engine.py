@@ -64,6 +64,10 @@ class Watched:
         self.settle()
         return self.engine.seam.counts.loaded_tokens - before
 
+    def received(self, name: str) -> int:
+        """How many tokens the client of a request has received."""
+        return self.engine.clients.by_id[name].received
+
     def _watched_schedule(self, *args: Any, **keywords: Any) -> Any:
         output = self._schedule(*args, **keywords)
         self.outputs.append(output)
