@@ -10,7 +10,6 @@ the disk: what is compared is the work of a push, not the disk.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import shutil
 import tempfile
@@ -18,10 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -31,6 +29,7 @@ from moonstep.keys import Key, KeyMaker
 from moonstep.stores.base import Get, Put, Store, Transfer
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.directory import DirectoryStore
+from moonstep.worker.arena import Arena
 
 ARENA_BYTES: Final = 512 << 20
 SAMPLE_BYTES: Final = 64 << 20
@@ -95,16 +94,16 @@ class Measured:
 
 
 class Bench:
-    """An arena of random bytes, and a folder with a directory store and plain files in it."""
+    """A worker's arena of random bytes; a folder with a directory store and plain files."""
 
     def __init__(self, shape: Shape, folder: Path, arena_bytes: int, seed: int) -> None:
         self.shape = shape
         self._folder = folder
-        self._memory = mmap.mmap(-1, arena_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._arena = memoryview(self._memory)
+        self._owner = Arena(arena_bytes // shape.slot_bytes, shape.slot_bytes)
+        self._arena = self._owner.memory.data
         rng = np.random.default_rng(seed)
-        np.frombuffer(self._memory, np.uint8)[:] = rng.integers(0, 256, arena_bytes, np.uint8)
-        self._slots = rng.permutation(arena_bytes // shape.slot_bytes).tolist()
+        self._owner.memory[:] = rng.integers(0, 256, self._owner.nbytes, np.uint8)
+        self._slots = rng.permutation(self._owner.slots).tolist()
         self._at = 0
         directory = DirectoryStore(folder / "store", 1 << 60)
         self.stores: dict[str, Store] = {"bare": directory, "checked": CheckedStore(directory)}
@@ -150,6 +149,7 @@ class Bench:
 
     def close(self) -> None:
         self.stores["bare"].close()
+        self._owner.close()
         shutil.rmtree(self._folder / "plain")
         shutil.rmtree(self._folder / "store")
 
@@ -248,17 +248,8 @@ def summary(
     )
 
 
-def store(
-    repeats: Annotated[int, typer.Option(min=3, help="Samples of each figure.")] = 15,
-    folder: Annotated[
-        Path | None, typer.Option(help="On the disk to measure; a temporary folder if not given.")
-    ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
-) -> None:
-    """Compare push and fetch of the directory store with plain files of the same sizes.
-
-    Example: moonstep bench store --folder /var/cache --json out/bench-store.json
-    """
+def store(repeats: int = 15, folder: Path | None = None, json_path: Path | None = None) -> None:
+    """Compare push and fetch of the directory store with plain files; print, and write as JSON."""
     console = Console()
     machine = machine_facts()
     console.print(f"{machine}", highlight=False)

@@ -109,6 +109,23 @@ def copy(
 
 
 @app.command(
+    epilog="Example:\n\n  moonstep bench store --folder /var/cache --json out/bench-store.json"
+)
+def store(
+    repeats: Annotated[int, typer.Option(min=3, help="Samples of each figure.")] = 15,
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk to measure; a temporary folder if not given.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Push and fetch of the directory store against plain files of the same sizes."""
+    from moonstep.bench.store import store as measure
+
+    with _ends_cleanly(Console()):
+        measure(repeats, folder, json_path)
+
+
+@app.command(
     epilog="Examples:\n\n  moonstep bench replay --trace mooncake_conversation.jsonl.xz\n\n"
     "  moonstep bench replay --trace T.jsonl.xz --sizes 3000+12000 --token-bytes 131072"
 )
