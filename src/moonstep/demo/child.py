@@ -65,21 +65,23 @@ def _prompts(
 def _visits(
     session: Session, plan: DemoPlan, prompts: list[Prompt], warm_up: Prompt, emit: Emit
 ) -> tuple[list[Answer], list[Answer], list[Answer]]:
-    """Each prompt's first visit, its immediate repeat, and its return after all the others.
+    """Each prompt's first visit; its return after all the others; and that sent again at once.
 
     ``warm_up`` goes every way first, so that no measured prompt pays for a first use of anything.
+    The last two are taken in turns, so that what a step leaves behind in the processor's caches is
+    the same for both.
     """
     firsts, repeats, returns = [], [], []
-    for _ in range(2):
-        session.answer(warm_up, plan.answer_tokens)
+    session.answer(warm_up, plan.answer_tokens)
     for done, prompt in enumerate(prompts):
         emit("new prompts", done, len(prompts))
         firsts.append(session.answer(prompt, plan.answer_tokens))
-        repeats.append(session.answer(prompt, plan.answer_tokens))
-    session.answer(warm_up, plan.answer_tokens)
+    for _ in range(2):
+        session.answer(warm_up, plan.answer_tokens)
     for done, prompt in enumerate(prompts):
         emit("the same prompts later", done, len(prompts))
         returns.append(session.answer(prompt, plan.answer_tokens))
+        repeats.append(session.answer(prompt, plan.answer_tokens))
     return firsts, repeats, returns
 
 

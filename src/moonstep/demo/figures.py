@@ -16,7 +16,7 @@ class EngineFigures:
     first_visit_s: float
     """Time to first token of a prompt nobody has seen; like the next two, a median over prompts."""
     repeat_s: float
-    """... sent again at once: from the engine's own prefix cache."""
+    """... that the engine's own prefix cache still has: the floor."""
     return_s: float
     """... sent again after the engine's own cache has given its blocks away."""
     restored_bytes: float

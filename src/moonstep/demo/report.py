@@ -21,8 +21,8 @@ def print_figures(
     table.add_column("Moonstep", justify="right")
     for name, attribute, as_text in (
         ("first token, prompt seen for the first time", "first_visit_s", _ms),
-        ("first token, sent again at once (the floor)", "repeat_s", _ms),
-        ("first token, sent again later", "return_s", _ms),
+        ("first token, prompt pushed out by others", "return_s", _ms),
+        ("first token, prompt still in KV memory (the floor)", "repeat_s", _ms),
         ("another request's token gap meanwhile, median", "gap_median_s", _ms),
         ("another request's token gap meanwhile, worst", "gap_worst_s", _ms),
         (f"storm of {plan.storm_requests} requests, time", "storm_s", _s),
