@@ -7,7 +7,7 @@ that is kept with the oracle, and asks for the books after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +33,8 @@ class Inspector(Protocol):
     def kept(self) -> Iterable[Kept]:
         """Every block that a lookup could promise now."""
 
-    def check(self) -> None:
-        """Raise `AssertionError` unless the books add up."""
+    def check(self, running: Collection[str]) -> None:
+        """Raise `AssertionError` unless the books add up; `running` are the ids that run now."""
 
     def idle(self) -> bool:
         """True when no job is open, nothing is pinned and nothing quarantined."""

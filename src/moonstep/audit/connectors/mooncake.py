@@ -20,7 +20,7 @@ from moonstep.audit.inspector import Kept
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from moonstep.audit.shape import Shape
 
@@ -86,7 +86,7 @@ class MooncakeInspector:
                     partial(bytes, payload),
                 )
 
-    def check(self) -> None:
+    def check(self, running: Collection[str]) -> None:
         """Nothing is asked of its books."""
 
     def idle(self) -> bool:

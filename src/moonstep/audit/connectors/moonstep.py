@@ -11,7 +11,7 @@ from moonstep.audit.inspector import Kept
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from moonstep.audit.shape import Shape
 
@@ -70,9 +70,13 @@ class MoonstepInspector:
                     size = self._group_bytes[rank][group]
                     yield Kept(group, name, rank, stamp, partial(_read, worker.arena, slot, size))
 
-    def check(self) -> None:
+    def check(self, running: Collection[str]) -> None:
         self._scheduler.check()
         index = self._scheduler.index
+        slots = min(worker.slots for worker in self._workers)
+        assert index.slot_count in (0, slots), f"index of {index.slot_count} slots, ranks {slots}"
+        lifeless = [name for name in running if name not in self._scheduler.lives]
+        assert not lifeless, f"running without a life: {lifeless}"
         for names in index._written:
             for slot in names.values():
                 for rank, worker in enumerate(self._workers):
@@ -83,19 +87,14 @@ class MoonstepInspector:
                     )
 
     def idle(self) -> bool:
-        index = self._scheduler.index
-        return bool(
-            not index.planned_count
-            and not getattr(index, "pinned_count", 0)
-            and not self._scheduler.lives
-        )
+        return bool(self._scheduler.is_idle and not self._scheduler.lives)
 
     def counts(self) -> dict[str, int]:
         index = self._scheduler.index
         return {
             "written": index.written_count,
             "planned": index.planned_count,
-            "pinned": getattr(index, "pinned_count", 0),
+            "pinned": index.pinned_count,
             "free": index.free_count,
             "lives": len(self._scheduler.lives),
         }

@@ -17,6 +17,16 @@ def tight(shape: Shape) -> Shape:
     return replace(shape, blocks=11, seats=2)
 
 
+def tight_uncached(shape: Shape) -> Shape:
+    """Memory for ten blocks, and no prefix cache."""
+    return uncached(tight(shape))
+
+
+def uncached(shape: Shape) -> Shape:
+    """No prefix cache: only a request's table says what a block holds."""
+    return replace(shape, prefix_caching=False)
+
+
 def resume(stage: Stage) -> None:
     """R decodes into its fifth block, is preempted, S takes its blocks, R comes back."""
     stage.arrive("S", 64, family=1, output=48, priority=1)
@@ -186,7 +196,13 @@ def session_under_reset(stage: Stage) -> None:
 
 SCENARIOS = (
     Scenario("resume", "preempted by memory pressure, resumed", resume, tight, case="1"),
+    Scenario(
+        "resume-uncached", "the same without the engine's prefix cache", resume, tight_uncached, "1"
+    ),
     Scenario("resume-by-reset", "preempted by a reset, re-admitted in one step", resume_by_reset),
+    Scenario(
+        "resume-by-reset-uncached", "the same without a prefix cache", resume_by_reset, uncached
+    ),
     Scenario("resume-many-times", "one request preempted again and again", resume_many_times),
     Scenario(
         "finish-same-step", "admitted, loaded and finished in one step", finish_in_the_same_step

@@ -1,0 +1,75 @@
+"""Scenarios: each is played, does what it claims, and finds nothing in Moonstep."""
+
+from __future__ import annotations
+
+import mutants
+import pytest
+
+from moonstep.audit import scenarios
+from moonstep.audit.connectors import variants_of
+from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.scenarios.stage import BASE, Scenario, Status, play
+from moonstep.audit.shape import matrix
+
+MOONSTEP = ConnectorChoice("MoonstepConnector")
+EXAMPLE = ConnectorChoice("example_connector:ExampleConnector")
+SHAPES = list(matrix(BASE))
+OF_STORES = {"puts-waiting", "gets-fail", "store-full", "evicted-between", "store-raises"}
+NOT_ALL_SHAPES = {"priority-preemption", "two-stages", "lag", "lag-abort"}
+
+
+def check_statuses(scenario: Scenario, statuses: set[Status]) -> None:
+    """Clean; out of scope only where that is known."""
+    if scenario.name in OF_STORES:
+        assert statuses == {Status.NOT_APPLICABLE}
+    elif scenario.name in NOT_ALL_SHAPES:
+        assert statuses == {Status.CLEAN, Status.NOT_APPLICABLE}
+    else:
+        assert statuses == {Status.CLEAN}
+
+
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda s: s.name)
+def test_moonstep_is_clean(scenario: Scenario) -> None:
+    variants = variants_of(MOONSTEP)
+    statuses = set()
+    for number, shape in enumerate(SHAPES):
+        result = play(scenario, shape, MOONSTEP, variants[number % len(variants)])
+        assert result.finding is None, f"{shape.label()} {result.variant}: {result.finding}"
+        statuses.add(result.status)
+    check_statuses(scenario, statuses)
+
+
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda s: s.name)
+def test_the_example_connector_is_clean(scenario: Scenario) -> None:
+    statuses = set()
+    for shape in (SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[6]):
+        result = play(scenario, shape, EXAMPLE)
+        assert result.finding is None, f"{shape.label()}: {result.finding}"
+        statuses.add(result.status)
+    check_statuses(scenario, statuses)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "scenario"),
+    [
+        ("append_on_resume", "resume-uncached"),
+        ("replace_one_step_late", "resume-by-reset-uncached"),
+        ("end_lives_after_the_new_ones_began", "resume-by-reset"),
+        ("last_token_promised", "full-hits"),
+        ("reset_forgotten", "reset-connector"),
+        ("capture_skipped_on_one_rank", "two-ranks"),
+    ],
+)
+def test_a_scenario_finds_the_mutant(mutant: str, scenario: str) -> None:
+    with mutants.MUTANTS[mutant]():
+        found = [
+            play(scenarios.by_name(scenario), shape, MOONSTEP, variant).finding
+            for shape in SHAPES[:2]
+            for variant in ("lazy", "eager")
+        ]
+    assert any(found)
+
+
+def test_an_unknown_scenario_is_named() -> None:
+    with pytest.raises(ValueError, match="there are: resume"):
+        scenarios.by_name("resum")
