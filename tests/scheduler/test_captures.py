@@ -275,3 +275,15 @@ def test_a_block_filled_anew_is_captured_anew() -> None:
     hand.half.index.reset()
     running(hand, 16, [1, 2])
     assert captured(hand.step(finished=["r"])) == [1]
+
+
+def test_what_another_request_goes_on_from_is_looked_at_again_when_it_is_freed() -> None:
+    """Captured, used again by the engine, its copy evicted meanwhile: captured once more."""
+    hand = lazy(blocks=12)
+    running(hand, 32, [1, 2])
+    assert sorted(captured(hand.step(finished=["r"]))) == [1, 2]
+    hand.report()
+    hand.admit(make_request("s", 40), [1, 2, 3], local=32)
+    hand.step({"s": 8}, new=["s"])
+    hand.half.index.reset()
+    assert sorted(captured(hand.step(finished=["s"]))) == [1, 2]

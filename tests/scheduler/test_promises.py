@@ -259,14 +259,14 @@ def test_an_aborted_load_ends_once_and_lets_its_slots_go(steps: int) -> None:
 
 
 def test_a_reset_while_loading_keeps_the_promise_but_nothing_of_it_is_kept() -> None:
-    hand = hand_with_kept(**SLICED, blocks=22)
-    hand.admit(make_request("r", 100), list(range(11, 18)))
+    hand = hand_with_kept(**SLICED, blocks=16)
+    hand.admit(make_request("r", 100), list(range(6, 13)))
     slices = [blocks_of(hand.step().restores)]
     hand.half.reset_cache()
     assert ask(hand, "s", 100) == 0
     plans = [hand.step(), hand.step()]
     slices += [blocks_of(plan.restores) for plan in plans]
-    assert slices == [[11, 12], [13, 14], [15]]
+    assert slices == [[6, 7], [8, 9], [10]]
     assert plans[-1].received == ("r",)
     hand.half.update_state_after_alloc(hand.requests["r"], NO_BLOCKS, 0)
     plan = hand.step({"r": 20}, new=["r"])
