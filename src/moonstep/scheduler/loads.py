@@ -7,8 +7,10 @@ and each step copies a slice, so that no running request waits for all of it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,9 @@ import numpy.typing as npt
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.witness import Witness
-from moonstep.wire import ReqMeta, Rows, join_rows, make_rows
+from moonstep.wire import SLOT, ReqMeta, Rows, join_rows, make_rows
+
+_RESTING_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class LoadQueue:
         self._row_count = 0
         self._of: list[ReqMeta] = []
         self._received: list[str] = []
+        self._resting: deque[list[int]] = deque([[]] * _RESTING_STEPS)
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -110,6 +115,22 @@ class LoadQueue:
         """The caches are reset: what is still owed is copied, but counts as computed no more."""
         for load in self._loads.values():
             load.outdated = True
+
+    def rest(self) -> None:
+        """Keep the slots of this step's restores from other writers until the step is over.
+
+        A background writer does not wait for a step, and on a device the copies of the last steps
+        may still be under way (async scheduling is one step ahead).
+        """
+        slots = [int(slot) for rows in self._rows for slot in rows[:, SLOT]]
+        self._index.pin(slots)
+        self._resting.append(slots)
+        self._index.unpin(self._resting.popleft())
+
+    @property
+    def resting_slots(self) -> int:
+        """Slots that are kept so."""
+        return sum(map(len, self._resting))
 
     def take(self) -> tuple[Rows, tuple[ReqMeta, ...], tuple[str, ...]]:
         """Rows, whose they are, and ended loads, planned since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
 from moonstep.engine import (
@@ -28,9 +28,12 @@ from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
-from moonstep.wire import StepPlan, WorkerReport, join_rows
+from moonstep.scheduler.tier import NoTier, Tier
+from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)
+
+TierMaker = Callable[[HostIndex], Tier]
 
 
 class MooncakeStoreScheduler:
@@ -39,7 +42,8 @@ class MooncakeStoreScheduler:
     Slots change hands in ``build_connector_meta`` and ``update_connector_output`` only, so an
     answer of ``get_num_new_matched_tokens`` holds until the plan of the same step is built.
     ``hashes_lag`` says that a request's hashes may come later than its tokens are scheduled (async
-    scheduling), so that it can end with a block that the engine never named.
+    scheduling), so that it can end with a block that the engine never named. ``store`` makes the
+    tier behind the host cache, if there is one.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class MooncakeStoreScheduler:
         tokens_per_decode: int = 1,
         *,
         hashes_lag: bool = False,
+        store: TierMaker | None = None,
     ) -> None:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
@@ -60,7 +65,7 @@ class MooncakeStoreScheduler:
         self._lives = Lives(groups)
         self._rank_count = rank_count
         self._tokens_per_decode = tokens_per_decode
-        self._mode = settings.capture
+        self._mode = settings.capture_mode
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
         self._planner = CapturePlanner(
@@ -70,6 +75,8 @@ class MooncakeStoreScheduler:
         self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
         self._loads = LoadQueue(self.index, self._witness)
+        self.tier: Tier = store(self.index) if store else NoTier()
+        self._rests = store is not None
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
         self._wheel: Wheel[RequestTracker] = Wheel()
@@ -100,15 +107,26 @@ class MooncakeStoreScheduler:
             RequestOptions.parse(request.kv_transfer_params)
         except SettingError as error:
             logger.warning("request %s: %s; the defaults apply", request.request_id, error)
+        self._look_for(request)
+
+    def _look_for(self, request: Request) -> None:
+        """Begin to look for the request's prefix behind the host cache, if it may be used."""
+        elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
+        if _options(request).load and not (request.skip_reading_prefix_cache or elsewhere):
+            self.tier.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
         """Tokens beyond the engine's own hit that can be restored, and whether in slices.
+
+        ``None``: bytes are on their way from the store, ask again in the next step.
 
         ``num_computed_tokens`` is that hit, a multiple of the block size. May be asked again in
         every step; changes nothing but the note of what was answered.
         """
+        if self.tier.is_pending(request.request_id):
+            return None, False
         hit = 0
         if not request.skip_reading_prefix_cache and _options(request).load:
             hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
@@ -133,6 +151,7 @@ class MooncakeStoreScheduler:
             load = LoadSpec(promise.local_tokens, num_external_tokens, promise.sliced)
             if not load.sliced:
                 self._sync_bytes += self._bytes_of(num_external_tokens)
+        self.tier.admitted(request.request_id)
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
@@ -161,14 +180,17 @@ class MooncakeStoreScheduler:
         if self._admitted:
             self._start_loads()
         self._loads.advance(self._settings.restore_slice_bytes)
+        if self._rests:
+            self._loads.rest()
         captures = self._plan_captures(output, victims)
+        jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
         self._sync_bytes = 0
-        return self._plan(captures)
+        return self._plan(captures, jobs)
 
-    def _plan(self, captures: Sequence[Capture]) -> StepPlan:
-        if not captures and not self._loads.has_plans:
+    def _plan(self, captures: Sequence[Capture], jobs: tuple[Job, ...]) -> StepPlan:
+        if not (captures or jobs or self._loads.has_plans):
             return StepPlan(self._step)
         rows, restores_of, received = self._loads.take()
         return StepPlan(
@@ -177,6 +199,7 @@ class MooncakeStoreScheduler:
             captures=join_rows([capture.placed.rows for capture in captures]),
             restores_of=restores_of,
             received=received,
+            jobs=jobs,
         )
 
     def update_connector_output(self, report: WorkerReport) -> None:
@@ -186,6 +209,7 @@ class MooncakeStoreScheduler:
         for settled in self._ledger.settle(report.by_rank):
             for capture in settled.captures:
                 self._settle_capture(capture, captured=settled.captured)
+        self.tier.report(report.by_rank)
 
     def reset_cache(self) -> bool:
         """Forget all that is kept; what running requests computed before is not kept later."""
@@ -193,6 +217,7 @@ class MooncakeStoreScheduler:
         self._witness.forget()
         self._lookahead.forget()
         self._holds.outdate()
+        self.tier.reset()
         self._loads.outdate()
         self._outdated.update(self._sliced)
         for tracker in self.lives.values():
@@ -203,9 +228,11 @@ class MooncakeStoreScheduler:
     def check(self) -> None:
         """Raise AssertionError unless the books add up. For tests and audits, between steps."""
         self.index.check()
-        assert self.index.planned_count == len(self._ledger), "captures without an owner"
+        owned = len(self._ledger) + self.tier.owned_slots
+        assert self.index.planned_count == owned, "planned slots without an owner"
         assert not self._admitted, f"admissions left over: {list(self._admitted)}"
-        assert bool(self.index.pinned_count) <= bool(self._loads), "pins without a load"
+        if self.tier.is_idle and not self._loads and not self._loads.resting_slots:
+            assert not self.index.pinned_count, "pins without an owner"
         for request_id, tracker in self.lives.items():
             for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
                 covered = len(table) * group.block_tokens
@@ -219,7 +246,11 @@ class MooncakeStoreScheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no capture and no load is under way, and no block is held."""
-        return not (self._ledger or self._loads or self._holds)
+        return self.tier.is_idle and not (self._ledger or self._loads or self._holds)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine should go on stepping although no request needs it."""
+        return self.tier.has_push_work()
 
     # Lives and their tables.
 
@@ -230,7 +261,12 @@ class MooncakeStoreScheduler:
             self._end_life(request_id)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
-        return [tracker for tracker in ended if tracker is not None]
+            self.tier.finished(request_id)
+        victims = [tracker for tracker in ended if tracker is not None]
+        for tracker in victims:
+            if tracker.request_id not in output.finished_req_ids:
+                self._look_for(tracker.request)
+        return victims
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
         self._outdated.discard(request_id)
@@ -259,6 +295,7 @@ class MooncakeStoreScheduler:
         self._count_life(request, load or self._forget_sliced(request_id), num_computed_tokens)
         if saves:
             self._wheel.enter(tracker, self._step)
+            self.tier.went_on(request, num_computed_tokens)
 
     def _take_over_tables(
         self, tracker: RequestTracker, local_tokens: int, num_computed_tokens: int
@@ -405,6 +442,7 @@ class MooncakeStoreScheduler:
             self.stats.failed_blocks += len(placed)
             return
         kept = self.index.acknowledge(placed)
+        self.tier.captured(placed.columns, self._lives.request_of)
         if capture.engine_keeps and kept == len(placed):
             self.index.residency.note(placed.slots, placed.columns.blocks)
         self.stats.saved_blocks += kept
