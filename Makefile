@@ -35,8 +35,11 @@ drill: setup ## Run the long fault drills (up to an hour); writes out/drill.log
 	@mkdir -p out
 	@$(BIN)/python -m pytest -m drill 2>&1 | tee out/drill.log
 
-bench: setup ## Run the measurements
-	@$(BIN)/moonstep bench
+bench: setup ## Run the measurements (about an hour)
+	@$(BIN)/moonstep bench schedule --json out/bench-schedule.json
+	@$(BIN)/moonstep bench copy --json out/bench-copy.json
+	@$(BIN)/moonstep bench multiturn --json out/bench-multiturn.json
+	@$(BIN)/moonstep bench engine --json out/bench-engine.json
 
 lint: $(READY) ## Check form, lint and types
 	@$(BIN)/ruff format --check .

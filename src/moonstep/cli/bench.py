@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 
 ModelOption = Annotated[Path, typer.Option(help="Folder of the model (the set-up makes it).")]
+ThreadsOption = Annotated[
+    int, typer.Option(min=0, help="CPUs each engine computes on (fewer on a busy machine); 0: all.")
+]
 OutOption = Annotated[Path, typer.Option(help="Folder for the engines' logs.")]
 DEFAULT_MODEL = Path(".cache/models/smollm2-135m")
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write this file.")]
@@ -170,6 +173,7 @@ def multiturn(
     conversations: Annotated[int, typer.Option(min=5, help="How many there are.")] = 20,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides the order and the words.")] = 0,
+    threads: ThreadsOption = 0,
     out: OutOption = Path("out"),
     json_path: JsonOption = None,
 ) -> None:
@@ -188,8 +192,9 @@ def multiturn(
     console = Console()
     machine = machine_facts()
     with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        cpus = usable_cpus()[: threads or None]
         token_bytes = model_token_bytes(model, dtype_bytes=4)
-        plans = rows(str(model), usable_cpus(), token_bytes, seed, conversations, turns)
+        plans = rows(str(model), cpus, token_bytes, seed, conversations, turns)
         found = run_rows(plans, out, progress)
     console.print(as_table(found))
     console.print(str(machine), highlight=False)
@@ -204,6 +209,7 @@ def multiturn(
 def engine(
     model: ModelOption = DEFAULT_MODEL,
     starts: Annotated[int, typer.Option(min=1, help="Rounds; two engines in each.")] = 10,
+    threads: ThreadsOption = 0,
     out: OutOption = Path("out"),
     json_path: JsonOption = None,
 ) -> None:
@@ -220,8 +226,9 @@ def engine(
     console = Console()
     machine = machine_facts()
     with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        cpus = usable_cpus()[: threads or None]
         model_token_bytes(model, dtype_bytes=4)  # says in one line when there is no model
-        found = run_starts(model, usable_cpus(), starts, out, progress)
+        found = run_starts(model, cpus, starts, out, progress)
     console.print(as_table(found))
     console.print(str(machine), highlight=False)
     if json_path is not None:

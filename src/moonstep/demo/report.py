@@ -1,11 +1,6 @@
-"""The demo's table and its JSON file."""
+"""The demo's tables."""
 
 from __future__ import annotations
-
-import dataclasses
-import json
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -53,12 +48,6 @@ def print_checks(console: Console, verdicts: list[Check]) -> None:
         value, bound = (f"{number:,.4g} {check.unit}" for number in (check.value, check.bound))
         table.add_row(check.name, value, bound, verdict)
     console.print(table)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write the whole outcome, dataclasses included, to ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2, default=dataclasses.asdict) + "\n")
 
 
 def _ms(seconds: float) -> str:

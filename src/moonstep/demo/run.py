@@ -9,10 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moonstep.bench.machine import machine_facts
+from moonstep.bench.outcome import write_json
 from moonstep.demo.figures import Check, EngineFigures, checks
 from moonstep.demo.plan import DemoPlan, usable_cpus
 from moonstep.demo.process import EngineFailed, engine_events
-from moonstep.demo.report import print_checks, print_figures, write_json
+from moonstep.demo.report import print_checks, print_figures
 
 
 def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
@@ -24,6 +26,7 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
     start = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     cpus = usable_cpus()
+    machine = machine_facts()
     plans = {
         "no connector": DemoPlan(str(model), with_moonstep=False, cpus=cpus),
         "Moonstep": DemoPlan(str(model), with_moonstep=True, cpus=cpus),
@@ -39,6 +42,7 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
     print_checks(console, verdicts)
     write_json(
         out / "demo.json",
+        machine,
         {
             "seconds": seconds,
             "settings": {name: plan.to_json() for name, plan in plans.items()},
@@ -47,6 +51,7 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
             "raw": raw,
         },
     )
+    console.print(str(machine), highlight=False)
     console.print(f"{seconds:.0f} s in all; figures: {out / 'demo.json'}")
     return verdicts
 

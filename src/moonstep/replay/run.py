@@ -101,7 +101,7 @@ def _scheduler(trace: Trace, plan: ReplayPlan) -> MooncakeStoreScheduler:
         index=0,
         kind=GroupKind.FULL_ATTENTION,
         block_tokens=trace.block_tokens,
-        block_bytes=plan.token_bytes * trace.block_tokens,
+        block_bytes=max(1, plan.token_bytes * trace.block_tokens),
         layer_names=("replay",),
     )
     return MooncakeStoreScheduler(settings, [group], rank_count=1)
