@@ -25,10 +25,10 @@ from moonstep.scheduler.lookup import host_hit_tokens
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
+from moonstep.scheduler.tier import NoTier, Tier
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
-from moonstep.scheduler.tier import NoTier, Tier
 from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)

@@ -274,10 +274,10 @@ class StoreTier:
             wanted = self.fetches.wanted(arrival, room)
             placed = self.fetches.place(new_life(), wanted)
             arrival.state = FetchState.FETCHING
-            for start in range(0, len(placed), OBJECTS_PER_JOB):
-                jobs.append(
-                    self._fetch_job(arrival, placed[start : start + OBJECTS_PER_JOB], now_s)
-                )
+            jobs += [
+                self._fetch_job(arrival, placed[start : start + OBJECTS_PER_JOB], now_s)
+                for start in range(0, len(placed), OBJECTS_PER_JOB)
+            ]
             if not arrival.jobs:
                 arrival.state = FetchState.OVER
         return jobs
