@@ -18,7 +18,7 @@ import numpy.typing as npt
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.witness import Witness
-from moonstep.wire import SLOT, ReqMeta, Rows, join_rows, make_rows
+from moonstep.wire import ReqMeta, Rows, join_rows, make_rows
 
 _RESTING_STEPS: Final = 2
 
@@ -64,18 +64,22 @@ class LoadQueue:
     """Restores that are still owed. Scheduler thread only.
 
     A queued load pins its slots until its last slice is planned or its request has ended; either
-    way the engine is told once that it is over.
+    way the engine is told once that it is over. ``rests``: slots are kept from other writers for
+    some steps after their restore.
     """
 
-    def __init__(self, index: HostIndex, witness: Witness) -> None:
+    def __init__(self, index: HostIndex, witness: Witness, *, rests: bool = False) -> None:
         self._index = index
         self._witness = witness
+        self._rests = rests
         self._loads: dict[str, _Load] = {}  # Invariant: oldest first
         self._rows: list[Rows] = []
         self._row_count = 0
         self._of: list[ReqMeta] = []
         self._received: list[str] = []
-        self._resting: deque[list[int]] = deque([[]] * _RESTING_STEPS)
+        # The slots of the last steps' restores, oldest first, each pinned once. A background writer
+        # does not wait for a step, and a device may still copy (async scheduling is one ahead).
+        self._resting: deque[list[int]] = deque([] for _ in range(_RESTING_STEPS))
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -116,20 +120,14 @@ class LoadQueue:
         for load in self._loads.values():
             load.outdated = True
 
-    def rest(self) -> None:
-        """Keep the slots of this step's restores from other writers until the step is over.
-
-        A background writer does not wait for a step, and on a device the copies of the last steps
-        may still be under way (async scheduling is one step ahead).
-        """
-        slots = [int(slot) for rows in self._rows for slot in rows[:, SLOT]]
-        self._index.pin(slots)
-        self._resting.append(slots)
+    def end_step(self) -> None:
+        """The step is built: slots that were restored two steps before may have other writers."""
         self._index.unpin(self._resting.popleft())
+        self._resting.append([])
 
     @property
     def resting_slots(self) -> int:
-        """Slots that are kept so."""
+        """Slots that no background writer may have yet."""
         return sum(map(len, self._resting))
 
     def take(self) -> tuple[Rows, tuple[ReqMeta, ...], tuple[str, ...]]:
@@ -160,6 +158,9 @@ class LoadQueue:
             part = restore.columns.part(start, stop)
             self._witness.saw_computed(part, part.keys())
             self._index.residency.note(restore.slots[start:stop], part.blocks)
+        if self._rests:
+            self._index.pin(restore.slots[start:stop])
+            self._resting[-1].extend(restore.slots[start:stop])
         load.block = stop
         if stop == len(restore.slots):
             load.group, load.block = load.group + 1, 0

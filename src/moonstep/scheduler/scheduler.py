@@ -74,9 +74,9 @@ class MooncakeStoreScheduler:
         self._holds = Holds(groups)
         self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
-        self._loads = LoadQueue(self.index, self._witness)
-        self.tier: Tier = store(self.index) if store else NoTier()
         self._rests = store is not None
+        self._loads = LoadQueue(self.index, self._witness, rests=self._rests)
+        self.tier: Tier = store(self.index) if store else NoTier()
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
         self._wheel: Wheel[RequestTracker] = Wheel()
@@ -181,7 +181,7 @@ class MooncakeStoreScheduler:
             self._start_loads()
         self._loads.advance(self._settings.restore_slice_bytes)
         if self._rests:
-            self._loads.rest()
+            self._loads.end_step()
         captures = self._plan_captures(output, victims)
         jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()

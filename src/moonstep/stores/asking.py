@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from moonstep.stores.base import Key, Store
+from moonstep.stores.base import Key, Store, StoreUnwell
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class LookupThread(threading.Thread):
     def _look(self, ticket: int, keys: Sequence[Key]) -> None:
         try:
             present = self._store.contains(keys)
+        except StoreUnwell:
+            present = []  # the job threads of the workers say so, once
         except Exception:
             logger.exception("%s: looking for %d objects failed", self.name, len(keys))
             present = []

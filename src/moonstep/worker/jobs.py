@@ -18,6 +18,7 @@ from moonstep.worker.threads import (
     JobQueue,
     JobThread,
     Mailbox,
+    Wellbeing,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,9 @@ class StoreJobs:
         self._pushes: JobQueue = queue.Queue()
         self._fetches: JobQueue = queue.Queue()
         spans = ObjectSpans(arena, rank, block_bytes)
-        half = max(1, threads // 2)
+        half, wellbeing = max(1, threads // 2), Wellbeing()
         self._threads: list[JobThread] = [
-            kind(f"moonstep-{name}-{number}", jobs, store, spans, self._mailbox.put)
+            kind(f"moonstep-{name}-{number}", jobs, store, spans, self._mailbox.put, wellbeing)
             for kind, name, jobs in (
                 (BaseSendingThread, "push", self._pushes),
                 (BaseReceivingThread, "fetch", self._fetches),

@@ -1,7 +1,8 @@
 """Job threads: the only ones that speak to a store. They touch the arena's memory, and no other.
 
 A thread outlives every exception: it logs it with its traceback, its own name and the request id,
-reports the job as not done, and goes on to the next one. ``None`` in its queue ends it.
+reports the job as not done, and goes on to the next one. A store that says itself that it is unwell
+is mentioned once, not with every job. ``None`` in its queue ends the thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from moonstep.stores.base import Get, Put, Store
+from moonstep.stores.base import Get, Put, Store, StoreUnwell
 from moonstep.wire import Job, JobEnd
 from moonstep.worker.spans import ObjectSpans
 
@@ -38,6 +39,24 @@ class Mailbox:
         return ends
 
 
+class Wellbeing:
+    """Says once that the store has become unwell, and once that it is well again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_well = True
+
+    def note(self, error: StoreUnwell | None) -> None:
+        """A call has come back, with this error or without one."""
+        with self._lock:
+            changed = self._is_well != (error is None)
+            self._is_well = error is None
+        if changed and error is not None:
+            logger.warning("moonstep: the store is unwell, requests go on without it: %s", error)
+        elif changed:
+            logger.warning("moonstep: the store is well again")
+
+
 class JobThread(threading.Thread):
     """Takes jobs from a queue, one after the other, and reports the end of each exactly once."""
 
@@ -48,12 +67,14 @@ class JobThread(threading.Thread):
         store: Store,
         spans: ObjectSpans,
         report: Callable[[JobEnd], None],
+        wellbeing: Wellbeing,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._jobs = jobs
         self._store = store
         self._spans = spans
         self._report = report
+        self._wellbeing = wellbeing
 
     def run(self) -> None:
         while True:
@@ -71,7 +92,12 @@ class JobThread(threading.Thread):
 
     def _outcome(self, job: Job) -> JobEnd:
         try:
-            return JobEnd(job.number, tuple(self.handle(job)))
+            done = self.handle(job)
+            self._wellbeing.note(None)
+            return JobEnd(job.number, tuple(done))
+        except StoreUnwell as error:
+            self._wellbeing.note(error)
+            return JobEnd(job.number, ())
         except Exception:
             logger.exception(
                 "%s: %s of %d objects for request %s failed",
