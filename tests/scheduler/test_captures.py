@@ -129,7 +129,7 @@ def test_a_block_that_carries_a_hash_but_was_never_computed_is_not_captured(
 ) -> None:
     """Under priority scheduling a request can be preempted later in the ``schedule()`` that
     admitted it: its blocks are freed with their hashes, and nothing ever computed them."""
-    hand = Hand(capture=capture)
+    hand = Hand(capture=capture, blocks=12)
     request = make_request("r", 64)
     hand.give(request, [1, 2, 3, 4])
     hand.requests["r"] = request

@@ -78,12 +78,14 @@ class Player:
         return new
 
 
+MOST_REUSED = 3
+MOST_TAKEN = _MIN_BLOCKS - MOST_REUSED
 STEPS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 9), max_size=3),
-        st.integers(0, 3),
-        st.integers(0, _MIN_BLOCKS),
-        st.integers(0, _MIN_BLOCKS),
+        st.integers(0, MOST_REUSED),
+        st.integers(0, MOST_TAKEN),
+        st.integers(0, MOST_TAKEN),
     ),
     max_size=60,
 )
@@ -94,8 +96,8 @@ STEPS = st.lists(
 def test_no_block_is_overwritten_that_was_not_passed_on(
     blocks: int, steps: list[tuple[list[int], int, int, int]]
 ) -> None:
-    """As long as no step takes more than the window is deep, and what is freed was freed before
-    the last look."""
+    """As long as no step takes or uses again more than the window is deep, and what is freed was
+    freed before the last look."""
     player = Player(blocks)
     player.look()
     for ended, reused, taken, named in steps:

@@ -249,16 +249,17 @@ def test_an_aborted_load_ends_once_and_lets_its_slots_go(steps: int) -> None:
     hand = hand_with_kept(**SLICED)
     hand.admit(make_request("r", 100), list(range(11, 18)))
     received = [hand.step().received for _ in range(steps)]
-    received.append(hand.step(finished=["r"]).received)
-    received.append(hand.step().received)
+    plans = [hand.step(finished=["r"]), hand.step()]
+    received += [plan.received for plan in plans]
     assert [name for names in received for name in names] == ["r"]
+    assert [len(plan.restores) for plan in plans] == [0, 0]
     assert hand.half.is_idle
     assert hand.half.index.pinned_count == 0
     assert ask(hand, "s", 100) == 80
 
 
 def test_a_reset_while_loading_keeps_the_promise_but_nothing_of_it_is_kept() -> None:
-    hand = hand_with_kept(**SLICED)
+    hand = hand_with_kept(**SLICED, blocks=22)
     hand.admit(make_request("r", 100), list(range(11, 18)))
     slices = [blocks_of(hand.step().restores)]
     hand.half.reset_cache()
@@ -271,8 +272,8 @@ def test_a_reset_while_loading_keeps_the_promise_but_nothing_of_it_is_kept() -> 
     plan = hand.step({"r": 20}, new=["r"])
     hand.decode("r", 20)
     hand.preempt("r")
-    assert len(plan.captures) == 0
-    assert len(hand.step(preempted=["r"]).captures) == 0
+    plans += [plan, hand.step(preempted=["r"]), hand.step()]
+    assert [len(plan.captures) for plan in plans] == [0] * 5
     assert hand.half.index.written_count == 0
     assert hand.half.index.free_count == hand.slots
 

@@ -122,9 +122,7 @@ def _result(order: Order, done: Done) -> Result:
     result: Result = done.value
     if done.problem is not None:
         finding = _lost(done.problem, job.deadline_s)
-        result = Result(
-            job.scenario, job.shape, status_of(finding), job.variant, finding=finding
-        )
+        result = Result(job.scenario, job.shape, status_of(finding), job.variant, finding=finding)
     if result.finding is not None:
         line = command(order, f"--scenario {job.scenario}", "--steps 0")
         result.finding = replace(result.finding, replay=line)

@@ -110,7 +110,7 @@ class KeptWatch:
     def _compare_one(self, engine: Engine, kept: Kept) -> None:
         engine.counts.kept_compared += 1
         memory = engine.ranks[kept.rank].memory
-        states = engine.registry.states(kept.block_hash, memory.block_tokens[kept.group])
+        states = engine.clients.registry.states(kept.block_hash, memory.block_tokens[kept.group])
         if states is None:
             engine.report(Kind.WRONG_KEPT, f"a hash nobody computed: {kept.block_hash.hex()}")
         elif memory.block_bytes(kept.group, states ^ engine.salt) != kept.read():
@@ -141,16 +141,8 @@ def check_requests(engine: Engine) -> None:
     """Every request either ended for its client or was aborted by it."""
     if engine.scheduler.requests:
         engine.report(Kind.LEAK, f"requests {sorted(engine.scheduler.requests)} never left")
-    for name in engine.clients:
-        check_ended(engine, name)
-
-
-def check_ended(engine: Engine, name: str) -> None:
-    """A request that the scheduler no longer knows came to an end that its client has heard of."""
-    client = engine.clients.get(name)
-    if client is None or client.ended or client.aborted or client.streaming:
-        return
-    engine.report(Kind.LOST_REQUEST, f"no end after {client.received} tokens", name)
+    for name in engine.clients.by_id:
+        engine.clients.check_ended(name)
 
 
 def flush(engine: Engine) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import quiet
-from moonstep.audit.connectors import fitted
+from moonstep.audit.connectors import fitted, kit_for
 from moonstep.audit.engine import Engine, Limits
 from moonstep.audit.findings import Finding, Stop
 from moonstep.audit.history import Event, Generator
@@ -59,6 +59,7 @@ def run(
     started = time.perf_counter()
     engine: Engine | None = None
     quiet.hush()
+    kit_for(connector.name).fresh()
     try:
         engine = Engine(shape, connector, limits)
         body(engine)
@@ -81,6 +82,8 @@ def _shut_down(engine: Engine | None, finding: Finding | None) -> Finding | None
         finding = finding or stop.finding
     finally:
         engine.threads.close()
+    halves = [engine.scheduler.connector, *(rank.connector for rank in engine.ranks)]
+    kit_for(engine.connector_name).retire(halves)
     return finding
 
 

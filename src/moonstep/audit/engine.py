@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import pickle
 import time
-import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
-from moonstep.audit import checks, connectors, engineconfig, history
-from moonstep.audit.findings import Finding, Kind, Stop
-from moonstep.audit.kvmemory import RankMemory
-from moonstep.audit.oracle import Registry, Sequence, mix, prompt_tokens
-from moonstep.audit.parallel import Surroundings, places
-from moonstep.audit.rank import HookError, Rank
+from moonstep.audit import assembly, checks, connectors, engineconfig, history
+from moonstep.audit.clients import Clients
+from moonstep.audit.findings import Kind, Stop
+from moonstep.audit.oracle import mix
+from moonstep.audit.reporter import Reporter
 from moonstep.audit.seam import Seam
 from moonstep.audit.uncomputed import Uncomputed
 from moonstep.audit.work import (
@@ -53,41 +43,9 @@ IDLE_SLEEP_S = 0.001
 class Limits:
     """When waiting turns into a finding."""
 
-    stalled_steps: int = 1500
+    stalled_steps: int = 600
     passed_over: int = 1000
     drain_steps: int = 6000
-
-
-@dataclass(slots=True)
-class Client:
-    """What the client of one request has asked for and received."""
-
-    sequence: Sequence
-    budget: int
-    streaming: bool = False
-    turns: int = 1
-    received: int = 0
-    ended: bool = False
-    aborted: bool = False
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """How often what happened; scenarios assert on these."""
-
-    steps: int = 0
-    empty_steps: int = 0
-    computed_tokens: int = 0
-    preemptions: int = 0
-    resumes: int = 0
-    requests: int = 0
-    finished: int = 0
-    aborted: int = 0
-    resets: int = 0
-    refused_resets: int = 0
-    kept_compared: int = 0
-    uncomputed_hits: int = 0
-    extra: dict[str, int] = field(default_factory=dict)
 
 
 class Engine:
@@ -97,127 +55,51 @@ class Engine:
         self, shape: Shape, connector: ConnectorChoice, limits: Limits | None = None
     ) -> None:
         self.shape = shape
+        self.connector_name = connector.name
         self.limits = limits or Limits()
-        self.counts = EngineCounts()
-        self.clients: dict[str, Client] = {}
-        self.registry = Registry()
+        self.reporter = Reporter()
+        self.counts = self.reporter.counts
+        self.report = self.reporter.report
+        self._guard = self.reporter.guard
         self.epoch = 0
-        self._config = engineconfig.build(shape, connector)
         self.kept_watch = checks.KeptWatch()
         self._queue: list[Step] = []
         self._late_aborts: list[str] = []
-        self._arrivals = 0
         self._quiet_steps = 0
         self._drafts: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._config = engineconfig.build(shape, connector)
         self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
-        self.scheduler = self._guard("construction", self._make_scheduler)
-        self.seam = Seam(
-            self.scheduler.connector,
-            [int(g.kv_cache_spec.block_size) for g in self._config.scheduler_kv.kv_cache_groups],
-            self.report,
-        )
-        self.uncomputed = Uncomputed(self.scheduler)
-        self.ranks = self._guard("construction", self._make_ranks)
-        self.seam.install()
-        self._aggregator = None
-        self._hasher = self._make_hasher()
-        self.inspector = None
-        if self.scheduler.connector is not None:
-            count = self.scheduler.connector.get_finished_count() or len(self.ranks)
-            self._aggregator = KVOutputAggregator(count)
-            self._hand_shake()
-            halves = [rank.connector for rank in self.ranks]
-            self.inspector = connectors.inspect(self.scheduler.connector, halves)
+        self.scheduler: Any = None
+        try:
+            self._guard("construction", self._assemble)
+        except Stop:
+            self.threads.close()
+            raise
         self.threads.started()
 
-    # -- construction ------------------------------------------------------------------------
-
-    def _make_scheduler(self) -> Any:
+    def _assemble(self) -> None:
         config = self._config
-        scheduler_class = config.vllm_config.scheduler_config.get_scheduler_cls()
-        scheduler = scheduler_class(
-            vllm_config=config.vllm_config,
-            kv_cache_config=config.scheduler_kv,
-            structured_output_manager=StructuredOutputManager(config.vllm_config),
-            block_size=config.scheduler_block_tokens,
-            hash_block_size=config.hash_block_tokens,
-            log_stats=False,
+        self.scheduler = assembly.make_scheduler(config, self.shape)
+        connected = self.scheduler.connector is not None
+        groups = config.scheduler_kv.kv_cache_groups
+        group_tokens = [int(group.kv_cache_spec.block_size) for group in groups]
+        self.seam = Seam(self.scheduler.connector, group_tokens, self.report)
+        self.uncomputed = Uncomputed(self.scheduler)
+        self.ranks = assembly.make_ranks(
+            config, self.shape, connected, self.reporter, self._forgive
         )
-        scheduler.use_v2_model_runner = self.shape.runner == "v2"
-        return scheduler
-
-    def _make_ranks(self) -> list[Rank]:
-        ranks = []
-        for place, kv_config in zip(
-            places(self.shape.ranks, self.shape.stages), self._config.rank_kv, strict=True
-        ):
-            memory = RankMemory(kv_config, self.shape.layout, place.rank)
-            surroundings = Surroundings(
-                place, {name: _LayerModule(t) for name, t in memory.tensors.items()}
-            )
-            half = None
-            if self.scheduler.connector is not None:
-                half = self._make_worker_half(surroundings, place.rank, kv_config, memory)
-            ranks.append(
-                Rank(
-                    memory, surroundings, half, self.shape.runner,
-                    self.shape.drafts > 0, self.report, self._forgive,
-                )
-            )
-        return ranks
-
-    def _make_worker_half(
-        self, surroundings: Surroundings, rank: int, kv_config: Any, memory: RankMemory
-    ) -> Any:
-        vllm_config = engineconfig.for_rank(self._config.vllm_config, rank)
-        with surroundings.active():
-            half = KVConnectorFactory.create_connector(
-                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_config
-            )
-            surroundings.connector = half
-            half.register_kv_caches(memory.tensors)
-        return half
-
-    def _make_hasher(self) -> Any:
-        cache_config = self._config.vllm_config.cache_config
-        if not (cache_config.enable_prefix_caching or self.scheduler.connector is not None):
-            return None
-        hash_function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)
-        init_none_hash(hash_function)
-        return get_request_block_hasher(self._config.hash_block_tokens, hash_function)
-
-    def _hand_shake(self) -> None:
-        content = {
-            (place.stage, place.shard): metadata
-            for place, rank in zip(
-                places(self.shape.ranks, self.shape.stages), self.ranks, strict=True
-            )
-            if (metadata := rank.connector.get_handshake_metadata()) is not None
-        }
-        if content:
-            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(content)
-
-    # -- findings ----------------------------------------------------------------------------
-
-    def report(self, kind: Kind, detail: str, request: str | None = None) -> None:
-        """End the history with a finding."""
-        raise Stop(Finding(kind, self.counts.steps, detail, request))
-
-    def _guard(self, where: str, call: Any, *args: Any) -> Any:
-        """Call into vLLM; an exception is a finding, the connector's or the engine's."""
-        try:
-            return call(*args)
-        except Stop:
-            raise
-        except HookError as error:
-            cause = error.__cause__
-            detail = f"{error.hook}: {type(cause).__name__}: {cause}"
-            kind, shown = Kind.HOOK_RAISED, cause
-        except Exception as error:
-            detail = f"{where}: {type(error).__name__}: {error}"
-            kind, shown = Kind.ENGINE_DIED, error
-        text = "".join(traceback.format_exception(shown))
-        raise Stop(Finding(kind, self.counts.steps, detail, None, text))
+        self.seam.install()
+        hasher = assembly.make_hasher(config, connected)
+        self.clients = Clients(
+            self.scheduler, self.shape, hasher, config.hash_block_tokens, self.reporter
+        )
+        self.inspector = None
+        self._aggregator: Any = None
+        if connected:
+            self._aggregator = assembly.make_aggregator(self.scheduler, self.ranks)
+            assembly.shake_hands(self.scheduler, self.ranks, self.shape)
+            halves = [rank.connector for rank in self.ranks]
+            self.inspector = connectors.inspect(self.scheduler.connector, halves)
 
     def _forgive(self, block: int) -> bool:
         """Whether the engine itself put this block into its prefix cache without computing it."""
@@ -226,8 +108,6 @@ class Engine:
             return True
         return False
 
-    # -- events ------------------------------------------------------------------------------
-
     def apply(self, event: history.Event) -> None:
         """What a client, an operator or time does."""
         match event:
@@ -235,69 +115,22 @@ class Engine:
                 for _ in range(count):
                     if not self.step():
                         break
-            case history.Arrive():
-                self._guard("add_request", self._arrive, event)
+            case history.Arrive(name):
+                if not self._in_flight(name):
+                    self._guard("add_request", self.clients.arrive, event)
             case history.Extend(name, tokens, variant, output):
-                self._guard("add_request", self._extend, name, tokens, variant, output)
+                self._guard("add_request", self.clients.extend, name, tokens, variant, output)
             case history.Close(name):
-                self._guard("add_request", self._close, name)
+                self._guard("add_request", self.clients.close, name)
             case history.Abort(name, late):
                 if name not in self.scheduler.requests:
                     return
                 if late and self.scheduler.has_requests():
                     self._late_aborts.append(name)
                 else:
-                    self._guard("finish_requests", self._abort, name)
+                    self._guard("finish_requests", self.clients.abort, name)
             case history.Reset(running, connector):
                 self._guard("reset_prefix_cache", self._reset, running, connector)
-
-    def _request(
-        self, name: str, tokens: list[int], output: int, event: history.Arrive | None
-    ) -> Any:
-        self._arrivals += 1
-        parameters = SamplingParams(
-            max_tokens=output,
-            ignore_eos=True,
-            prompt_logprobs=1 if event is not None and event.skip_cache else None,
-        )
-        return Request(
-            request_id=name,
-            prompt_token_ids=tokens,
-            sampling_params=parameters,
-            pooling_params=None,
-            arrival_time=float(self._arrivals),
-            priority=event.priority if event is not None else 0,
-            block_hasher=self._hasher,
-            resumable=event.streaming if event is not None else True,
-        )
-
-    def _arrive(self, event: history.Arrive) -> None:
-        """Add a request, unless its id is in use.
-
-        Sessions are left out where drafts are on: the scheduler of vLLM 0.32.0 then asserts by itself.
-        """
-        if event.id in self.scheduler.requests or self._in_flight(event.id):
-            return
-        if event.streaming and self.shape.drafts:
-            return
-        output = max(1, min(event.output, self.shape.max_tokens - 1))
-        count = max(1, min(event.tokens, self.shape.max_tokens - output))
-        tokens = self._prompt(event, count)
-        request = self._request(event.id, tokens, output, event)
-        checks.check_ended(self, event.id)
-        self.clients[event.id] = Client(Sequence(tokens), output, event.streaming)
-        self.counts.requests += 1
-        self.scheduler.add_request(request)
-        self._name_hashes(request)
-
-    def _prompt(self, event: history.Arrive, count: int) -> list[int]:
-        tokens = prompt_tokens(event.family, event.shared, event.variant, count)
-        before = self.clients.get(event.follows)
-        if before is not None:
-            known = before.sequence.prompt_tokens + before.budget
-            shared = min(event.shared, known, count)
-            tokens[:shared] = [before.sequence.token(i) for i in range(shared)]
-        return tokens
 
     def _in_flight(self, name: str) -> bool:
         """Whether a step whose output is not processed yet computes for this id.
@@ -306,41 +139,6 @@ class Engine:
         vLLM's front end never uses an id again that early.
         """
         return any(work.request == name for step in self._queue for work in step.works)
-
-    def _extend(self, name: str, count: int, variant: int, output: int) -> None:
-        session = self.scheduler.requests.get(name)
-        client = self.clients.get(name)
-        if session is None or client is None or not client.streaming or client.aborted:
-            return
-        queued = sum(len(u.prompt_token_ids or ()) for u in session.streaming_queue if u)
-        room = self.shape.max_tokens - session.num_tokens - queued - client.budget
-        if room < count + output + 1 or None in session.streaming_queue:
-            return
-        tokens = prompt_tokens(7, 0, variant, count)
-        client.turns += 1
-        client.budget += output
-        self.scheduler.add_request(self._request(name, tokens, output, None))
-        self._refresh_session(session)
-
-    def _close(self, name: str) -> None:
-        session = self.scheduler.requests.get(name)
-        client = self.clients.get(name)
-        if session is None or client is None or not client.streaming or client.aborted:
-            return
-        if None in session.streaming_queue:
-            return
-        last = self._request(name, [0], 1, None)
-        last.resumable = False
-        waited = session.status == RequestStatus.WAITING_FOR_STREAMING_REQ
-        self.scheduler.add_request(last)
-        client.aborted |= waited
-
-    def _abort(self, name: str) -> None:
-        if name not in self.scheduler.requests:
-            return
-        self.clients[name].aborted = True
-        self.counts.aborted += 1
-        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def _reset(self, running: bool, connector: bool) -> None:
         self.counts.resets += 1
@@ -361,8 +159,6 @@ class Engine:
     def salt(self) -> np.uint64:
         """What tells this epoch's KV from that of before the last full reset ("new weights")."""
         return np.uint64(mix(self.epoch) if self.epoch else 0)
-
-    # -- stepping ----------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One turn of the engine core's loop; False when there was nothing to do."""
@@ -399,7 +195,7 @@ class Engine:
         for new in output.scheduled_new_reqs:
             request = self.scheduler.requests[new.req_id]
             self.counts.resumes += request.num_preemptions > 0
-            self._refresh_session(request)
+            self.clients.refresh(request)
         sync_loads, async_loads = self.seam.take_loads()
         step = Step(
             number=self.counts.steps,
@@ -429,7 +225,11 @@ class Engine:
             known = request.num_prompt_tokens + outputs.get(name, request.num_output_tokens)
             works.append(
                 RequestWork(
-                    name, self.clients[name].sequence, starts[name], starts[name] + count, known,
+                    name,
+                    self.clients.sequence(name),
+                    starts[name],
+                    starts[name] + count,
+                    known,
                     tuple(output.scheduled_spec_decode_tokens.get(name, ())),
                     name in fresh,
                 )
@@ -484,11 +284,10 @@ class Engine:
         heard = sum(len(outputs.outputs) for outputs in results.values())
         for outputs in results.values():
             for one in outputs.outputs:
-                self._receive(one)
+                self.clients.receive(one)
         for request in requests:
             if request is not None:
-                self._refresh_session(request)
-                self._name_hashes(request)
+                self.clients.refresh(request)
         transferred = output.kv_connector_output is not None
         self._watch(step, heard, transferred and not output.kv_connector_output.is_empty())
         checks.after_step(self)
@@ -538,54 +337,12 @@ class Engine:
     def _run_late_aborts(self) -> None:
         names, self._late_aborts = self._late_aborts, []
         for name in names:
-            self._guard("finish_requests", self._abort, name)
-
-    # -- what clients see --------------------------------------------------------------------
-
-    def _refresh_session(self, request: Any) -> None:
-        """A streaming session that has taken in its next input has a new prompt."""
-        client = self.clients[request.request_id]
-        if not client.streaming or request.num_prompt_tokens == client.sequence.prompt_tokens:
-            return
-        client.sequence = Sequence(request.prompt_token_ids)
-        self._name_hashes(request)
-
-    def _name_hashes(self, request: Any) -> None:
-        client = self.clients[request.request_id]
-        self.registry.name(request.block_hashes, client.sequence, self._config.hash_block_tokens)
-
-    def _receive(self, output: Any) -> None:
-        name = output.request_id
-        client = self.clients[name]
-        sequence = client.sequence
-        for token in output.new_token_ids:
-            expected = sequence.token(sequence.next_output)
-            if token != expected:
-                self.report(
-                    Kind.WRONG_OUTPUT,
-                    f"output token {client.received} is {token}, not {expected}", name,
-                )
-            sequence.next_output += 1
-            client.received += 1
-        reason = output.finish_reason
-        if reason is None:
-            return
-        if str(reason) == "error":
-            self.report(
-                Kind.FAILED_REQUEST, f"ended with an error after {client.received} tokens", name
-            )
-        client.turns -= 1
-        client.ended = client.turns == 0
-        self.counts.finished += client.ended
-        if not client.streaming and client.received != client.budget:
-            self.report(
-                Kind.WRONG_OUTPUT, f"got {client.received} of {client.budget} tokens", name
-            )
+            self._guard("finish_requests", self.clients.abort, name)
 
     def _watch(self, step: Step, heard: int, transferred: bool) -> None:
         progress = step.tokens or heard or transferred or step.async_loads
         self._quiet_steps = 0 if progress else self._quiet_steps + 1
-        if self._quiet_steps > self.limits.stalled_steps:
+        if self._quiet_steps > self.limits.stalled_steps and not self._end_session_deadlock():
             names = sorted(self.scheduler.requests)
             self.report(Kind.HANG, f"nothing moved for {self._quiet_steps} steps; left: {names}")
         if self.seam.passed_over:
@@ -593,10 +350,23 @@ class Engine:
             if count > self.limits.passed_over:
                 self.report(Kind.PASSED_OVER, f"lookup unanswered for {count} steps", name)
 
-    # -- the end -----------------------------------------------------------------------------
+    def _end_session_deadlock(self) -> bool:
+        """Abort a session that waits for blocks while it holds some: True if there was one.
+
+        vLLM 0.32.0 preempts nobody who waits, so sessions and requests with loaded blocks can hold
+        all memory and wait for each other, with any connector that loads asynchronously. That is
+        the engine's own; it is counted, and the session's client gives up.
+        """
+        for request in self.scheduler.kv_holding_waiting:
+            if request.resumable:
+                self._guard("finish_requests", self.clients.abort, request.request_id)
+                self.counts.session_deadlocks += 1
+                self._quiet_steps = 0
+                return True
+        return False
 
     def drain(self) -> None:
-        """Step until nothing is left, close open sessions, then check that all is as at the start."""
+        """Close sessions, step until nothing is left, check that all is as at the start."""
         self._close_sessions()
         for _ in range(self.limits.drain_steps):
             if not self.step():
@@ -607,7 +377,7 @@ class Engine:
     def _close_sessions(self) -> None:
         for name, request in list(self.scheduler.requests.items()):
             if request.resumable:
-                self._guard("add_request", self._close, name)
+                self._guard("add_request", self.clients.close, name)
 
     def shutdown(self) -> None:
         """Shut both halves down as the engine does; an exception is a finding."""
@@ -616,13 +386,6 @@ class Engine:
         for rank in self.ranks:
             self._guard("shutdown", rank.connector.shutdown)
         self._guard("shutdown", self.scheduler.shutdown)
-
-
-class _LayerModule:
-    """What a forward context knows of an attention layer: its KV cache."""
-
-    def __init__(self, kv_cache: Any) -> None:
-        self.kv_cache = kv_cache
 
 
 def _pickle(output: Any) -> bytes:

@@ -125,7 +125,7 @@ def _spec_of(shape: Shape, kind: str) -> Any:
 def block_bytes(shape: Shape) -> int:
     """Bytes of one block of one group, over all ranks: what a connector needs to keep it."""
     heads = max(1, shape.heads // shape.ranks) * shape.ranks
-    token_bytes = heads * 2 * HEAD_SIZE * torch.float32.itemsize
+    token_bytes: int = heads * 2 * HEAD_SIZE * torch.float32.itemsize
     return shape.layers * shape.stages * shape.block_tokens * token_bytes
 
 

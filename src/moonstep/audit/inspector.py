@@ -1,8 +1,8 @@
 """Inspector: an optional window into what a connector keeps.
 
-The bench drives any connector through its hooks alone. A connector whose books
-can be read gets an inspector by its class name (`moonstep.audit.connectors`); the bench then compares
-every object that is kept with the oracle, and asks for the books after each step.
+The bench drives any connector through its hooks alone. A connector whose books can be read gets
+an inspector by its class name (`moonstep.audit.connectors`); the bench then compares every object
+that is kept with the oracle, and asks for the books after each step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs: scenarios and histories in child processes, so that one that hangs or dies costs itself only."""
+"""Jobs: scenarios and histories in child processes; one that hangs or dies costs itself only."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ class ScenarioJob:
         from moonstep.audit.scenarios.stage import play
 
         del part
-        return play(
-            scenarios.by_name(self.scenario), self.shape, self.connector, self.variant
-        )
+        return play(scenarios.by_name(self.scenario), self.shape, self.connector, self.variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,9 @@ class Pool:
         for child in self._children:
             self._end(child)
 
-    def run(self, jobs: Sequence[Job], enough: Callable[[], bool] = lambda: False) -> Iterator[Done]:
+    def run(
+        self, jobs: Sequence[Job], enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[Done]:
         """Run jobs; each part is yielded as it ends, in no particular order.
 
         Once `enough` says so, no further job is begun.

@@ -73,7 +73,9 @@ class RankMemory:
             self._owner[start:], words.shape, [stride // 2 for stride in words.strides]
         )
         owner[:] = np.arange(self._block_count, dtype=np.int32)[:, None, None, None]
-        return Layer(name, group, words, layer_salts(name, group, rank, words.shape[1], words.shape[3]))
+        return Layer(
+            name, group, words, layer_salts(name, group, rank, words.shape[1], words.shape[3])
+        )
 
     def changed_blocks(self) -> set[int]:
         """Blocks whose bytes differ from the shadow; the shadow then takes the bytes over.
@@ -106,7 +108,7 @@ class RankMemory:
         Tokens whose content is known to be right cost one comparison of 64 bits.
         """
         content = self.content[group]
-        suspects = np.nonzero(content[blocks, slots] != states)[0]
+        suspects: Positions = np.nonzero(content[blocks, slots] != states)[0]
         if len(suspects) == 0:
             return suspects
         right = np.ones(len(suspects), bool)
@@ -115,7 +117,8 @@ class RankMemory:
             there = layer.words[at_blocks, :, at_slots, :]
             right &= (there == expand(wanted, layer.salts)).all(axis=(1, 2))
         content[at_blocks[right], at_slots[right]] = wanted[right]
-        return suspects[~right]
+        wrong: Positions = suspects[~right]
+        return wrong
 
     def repair(self, group: int, blocks: Positions, slots: Positions, states: States) -> None:
         """Put the oracle's bytes where the engine itself left none."""

@@ -65,15 +65,24 @@ class Place:
         alone = Group(self.rank, 0, 1, self.rank, [self.rank])
         return {
             "_TP": Group(
-                self.rank, self.shard, self.shards, self.rank,
+                self.rank,
+                self.shard,
+                self.shards,
+                self.rank,
                 list(range(first, first + self.shards)),
             ),
             "_PP": Group(
-                self.rank, self.stage, self.stages, self.rank,
+                self.rank,
+                self.stage,
+                self.stages,
+                self.rank,
                 [stage * self.shards + self.shard for stage in range(self.stages)],
             ),
             "_WORLD": Group(
-                self.rank, self.rank, self.shards * self.stages, self.rank,
+                self.rank,
+                self.rank,
+                self.shards * self.stages,
+                self.rank,
                 list(range(self.shards * self.stages)),
             ),
             "_DP": alone,
@@ -96,9 +105,7 @@ class Surroundings:
 
     def __init__(self, place: Place, layers: dict[str, Any]) -> None:
         self._groups = {
-            name: group
-            for name, group in place.groups().items()
-            if hasattr(parallel_state, name)
+            name: group for name, group in place.groups().items() if hasattr(parallel_state, name)
         }
         self.forward_context = ForwardContext(
             no_compile_layers=layers, attn_metadata={}, slot_mapping={}

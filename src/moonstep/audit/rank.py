@@ -14,6 +14,7 @@ import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
 
 from moonstep.audit.findings import Kind
+from moonstep.audit.reporter import HookError
 from moonstep.audit.work import RequestWork, Step, states_of
 
 if TYPE_CHECKING:
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
     from moonstep.audit.kvmemory import Positions, RankMemory
     from moonstep.audit.oracle import States
     from moonstep.audit.parallel import Surroundings
-
-
-class HookError(Exception):
-    """A connector's hook raised; the cause is the exception."""
-
-    def __init__(self, hook: str) -> None:
-        super().__init__(hook)
-        self.hook = hook
+    from moonstep.audit.shape import Shape
 
 
 class Rank:
@@ -40,8 +34,7 @@ class Rank:
         memory: RankMemory,
         surroundings: Surroundings,
         connector: Any,
-        runner: str,
-        speculative: bool,
+        shape: Shape,
         report: Callable[[Kind, str, str | None], None],
         forgive: Callable[[int], bool],
     ) -> None:
@@ -50,8 +43,8 @@ class Rank:
         self.tables: dict[str, list[list[int]]] = {}
         self.loading: dict[str, frozenset[int]] = {}
         self._surroundings = surroundings
-        self._v2 = runner == "v2"
-        self._defers_finalize = speculative and not self._v2
+        self._v2 = shape.runner == "v2"
+        self._defers_finalize = shape.drafts > 0 and not self._v2
         self._report = report
         self._forgive = forgive
         self._allowed: frozenset[int] = frozenset()

@@ -33,9 +33,7 @@ class Replay:
 
     def to_text(self) -> str:
         """As a file: one line of facts, then one event a line."""
-        facts: dict[str, Any] = {
-            "shape": self.shape.as_dict(), "connector": asdict(self.connector)
-        }
+        facts: dict[str, Any] = {"shape": self.shape.as_dict(), "connector": asdict(self.connector)}
         return f"{_MARK}{json.dumps(facts)}\n{to_text(self.events)}\n"
 
     @classmethod
@@ -59,9 +57,7 @@ class Replay:
         return path
 
 
-def of_seed(
-    seed: int, connector: ConnectorChoice, steps: int, groups: Groups = "full"
-) -> Replay:
+def of_seed(seed: int, connector: ConnectorChoice, steps: int, groups: Groups = "full") -> Replay:
     """The random history of a seed."""
     shape, events = driver.random_history(seed, steps, groups)
     return Replay(shape, connectors.fitted(connector, shape, seed), tuple(events))

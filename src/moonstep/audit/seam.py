@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moonstep.audit.findings import Kind
-from moonstep.audit.rank import HookError
+from moonstep.audit.reporter import HookError
 from moonstep.audit.work import SyncLoad
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ def shrink(
 ) -> list[Event]:
     """A sublist for which `fails` still holds and that no single removal makes shorter.
 
-    Delta debugging: pieces are removed, large ones first. After `deadline_s` it is as short as it got.
+    Delta debugging: pieces are removed, large ones first. After `deadline_s` it is as short as it
+    got by then.
 
     >>> shrink([1, 2, 3, 4, 5, 6, 7, 8], lambda some: 3 in some and 6 in some)
     [3, 6]

@@ -43,7 +43,10 @@ class Uncomputed:
             blocks = allocate(request, *args, **keywords)
             if blocks is not None:
                 fresh = {
-                    block.block_id for group in blocks.blocks for block in group if not block.is_null
+                    block.block_id
+                    for group in blocks.blocks
+                    for block in group
+                    if not block.is_null
                 }
                 self.blocks -= fresh
                 for name in self._preempted:

@@ -51,8 +51,9 @@ class SyncLoad:
 class Step:
     """One scheduled step on its way through the ranks.
 
-    `sent` is the output as a multi-process executor sends it to its workers. `rejected` and `sampled` are filled when it runs; `earlier` are the steps whose output was
-    not processed when this one was scheduled.
+    `sent` is the output as a multi-process executor sends it to its workers. `rejected` and
+    `sampled` are filled when it runs; `earlier` are the steps whose output was not processed when
+    this one was scheduled.
     """
 
     number: int
@@ -74,7 +75,7 @@ class Step:
 
 
 def rejected_in_flight(work: RequestWork, step: Step) -> int:
-    """Drafts that the scheduler still counted when it scheduled this work, and that were rejected."""
+    """Drafts that were rejected, and that the scheduler still counted when it scheduled this."""
     if work.fresh:
         return 0
     return sum(earlier.rejected.get(work.request, 0) for earlier in step.earlier)

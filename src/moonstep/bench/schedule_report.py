@@ -73,16 +73,19 @@ def cases(parts: tuple[str, ...], *, rounds: int, stock: bool) -> Iterator[Case]
 
 def as_table(found: list[Case]) -> Table:
     """All cases, one line a half."""
-    title = "The scheduler half: CPU time of its hooks in a step (a prompt: in all its steps)"
+    title = (
+        "CPU time of the scheduler half's hooks in a step (of a prompt: in all its steps);\n"
+        "Moonstep with lazy and eager capture, vLLM's own connector beside it"
+    )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("case", "half", "time", "sent", "bound"):
+    for heading in ("case", "capture", "time", "sent", "bound"):
         justify: JustifyMethod = "right" if heading in ("time", "sent") else "left"
         table.add_column(heading, justify=justify, no_wrap=heading == "case")
     for case in found:
         for number, measured in enumerate(case.measured):
             table.add_row(
                 measured.case if number == 0 else "",
-                measured.half,
+                measured.half.removeprefix("Moonstep "),
                 as_time(measured.time_us),
                 "" if measured.wire_bytes is None else as_bytes(measured.wire_bytes),
                 _verdict(case.bound, measured),

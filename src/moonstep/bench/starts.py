@@ -38,6 +38,10 @@ class Start:
     gap_median_s: float
     preemptions: int
     restored_tokens: int
+    victim_tokens: int
+    """Settled tokens, in full blocks, of the requests that the storm preempted."""
+    resumed_tokens: int
+    """... of which so many were there when the requests came back."""
     storm_answers: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -55,6 +59,8 @@ class Start:
             gap_median_s=statistics.median(gaps),
             preemptions=storm["preemptions"],
             restored_tokens=in_returns + storm["connector"]["restored_tokens"],
+            victim_tokens=storm["connector"]["victim_tokens"],
+            resumed_tokens=storm["connector"]["resumed_tokens"],
             storm_answers=tuple(tuple(tokens) for tokens in storm["tokens"]),
         )
 
@@ -138,7 +144,7 @@ def as_table(found: Outcome) -> Table:
         for starts in (found.plain, found.moonstep)
     ]
     table.add_row("worst token gap / median", *(f"{gap:.2f}" for gap in gaps), "")
-    for name in ("preemptions", "restored_tokens"):
+    for name in ("preemptions", "restored_tokens", "victim_tokens", "resumed_tokens"):
         counts = [
             f"{statistics.fmean(getattr(start, name) for start in starts):,.0f}"
             for starts in (found.plain, found.moonstep)

@@ -138,7 +138,10 @@ def _perform(console: Console, order: Order) -> Verdict:
 
     started = time.perf_counter()
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)

@@ -15,6 +15,10 @@ class ConnectorTotals:
     saved_bytes: int = 0
     restored_bytes: int = 0
     restored_tokens: int = 0
+    victim_tokens: int = 0
+    """Tokens in full blocks of requests at the moment they were preempted."""
+    resumed_tokens: int = 0
+    """Tokens that resumed requests did not compute again: restored, or still in the engine."""
 
     def __sub__(self, earlier: ConnectorTotals) -> ConnectorTotals:
         return ConnectorTotals(
@@ -22,6 +26,8 @@ class ConnectorTotals:
             saved_bytes=self.saved_bytes - earlier.saved_bytes,
             restored_bytes=self.restored_bytes - earlier.restored_bytes,
             restored_tokens=self.restored_tokens - earlier.restored_tokens,
+            victim_tokens=self.victim_tokens - earlier.victim_tokens,
+            resumed_tokens=self.resumed_tokens - earlier.resumed_tokens,
         )
 
 
@@ -56,6 +62,8 @@ class MoonstepProbe:
             saved_bytes=copied.capture_bytes,
             restored_bytes=copied.restore_bytes,
             restored_tokens=planned.restored_tokens,
+            victim_tokens=planned.victim_tokens,
+            resumed_tokens=planned.resumed_restored_tokens + planned.resumed_local_tokens,
         )
 
 

@@ -49,15 +49,18 @@ class Kit:
     """What is known about one connector.
 
     `settings(shape, rng)` are used for random histories when the user names none, and are tight;
-    `variants` are named sets of settings for scenarios, which want to find what they stored; `surroundings()` is entered once
-    around everything; `store(scheduler_half)` is the store under it; threads named in `passing_threads` may end at any time; `note` is printed
-    with a report.
+    `variants` are named sets of settings for scenarios, which want to find what they stored.
+    `surroundings()` is entered once around everything, `fresh()` called before each engine and
+    `retire(halves)` after its shutdown. `store(scheduler_half)` is the store under it. Threads
+    named in `passing_threads` may end at any time; `note` is printed with a report.
     """
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
     variants: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
     inspect: Callable[[Any, Sequence[Any]], Inspector] | None = None
     surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
+    fresh: Callable[[], None] = lambda: None
+    retire: Callable[[Sequence[Any]], None] = lambda halves: None
     passing_threads: tuple[str, ...] = ()
     store: Callable[[Any], StoreControl | None] | None = None
     note: str = ""

@@ -85,7 +85,9 @@ class MoonstepInspector:
     def idle(self) -> bool:
         index = self._scheduler.index
         return bool(
-            not index.planned_count and not getattr(index, "pinned_count", 0) and not self._scheduler.lives
+            not index.planned_count
+            and not getattr(index, "pinned_count", 0)
+            and not self._scheduler.lives
         )
 
     def counts(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def full_hits(stage: Stage) -> None:
-    """Prompts around block ends, all of them kept; the engine has none, all, or all but one block."""
+    """Prompts around block ends, all kept; the engine has none, all, or all but one block."""
     lengths = (16, 17, 31, 32, 33, 48)
     for length in lengths:
         stage.warm(length, family=length)
@@ -87,7 +87,7 @@ def small_budget(shape: Shape) -> Shape:
 
 
 def chat(stage: Stage) -> None:
-    """Each turn's prompt is the last turn with its output; the engine keeps nothing between turns."""
+    """Each prompt is the last turn with its output; the engine keeps nothing between turns."""
     stage.arrive("turn0", 30, output=10)
     stage.settle()
     for turn in range(1, 5):
@@ -152,7 +152,9 @@ SCENARIOS = (
     Scenario("skip-reading", "prompt log-probabilities: no cache may be read", skip_reading),
     Scenario("chunked-prefill", "chunks that end inside blocks", chunked_prefill, small_budget),
     Scenario("chat", "each prompt is the last turn and its output", chat),
-    Scenario("no-prefix-cache", "the engine's prefix cache is off", without_prefix_cache, no_prefix_cache),
+    Scenario(
+        "no-prefix-cache", "the engine's prefix cache is off", without_prefix_cache, no_prefix_cache
+    ),
     Scenario("reset-connector", "both caches reset under running requests", reset_with_connector),
     Scenario("reset-beside", "the connector reset beside running requests", reset_beside_running),
 )

@@ -18,7 +18,7 @@ def tight(shape: Shape) -> Shape:
 
 
 def resume(stage: Stage) -> None:
-    """R decodes into its fifth block, is preempted, S takes its blocks, R comes back and goes on."""
+    """R decodes into its fifth block, is preempted, S takes its blocks, R comes back."""
     stage.arrive("S", 64, family=1, output=48, priority=1)
     stage.step(2)
     stage.arrive("R", 64, family=2, output=48, priority=2)
@@ -71,7 +71,7 @@ def finish_in_the_same_step(stage: Stage) -> None:
 
 
 def reuse_an_id(stage: Stage) -> None:
-    """An id ends and comes back with another prompt: after an end, after an abort, while waiting."""
+    """An id comes back with another prompt: after an end, after an abort, while it waits."""
     stage.arrive("x", 48, family=1, output=4)
     stage.settle()
     stage.arrive("x", 48, family=2, output=4)
@@ -89,7 +89,7 @@ def reuse_an_id(stage: Stage) -> None:
 
 
 def abort_everywhere(stage: Stage) -> None:
-    """A request is aborted after each number of steps, before and during a step; then asked again."""
+    """A request is aborted after each number of steps, before and in a step; then asked again."""
     for steps in range(10):
         for late in (False, True):
             name = f"a{steps}{late}"
@@ -188,15 +188,23 @@ SCENARIOS = (
     Scenario("resume", "preempted by memory pressure, resumed", resume, tight, case="1"),
     Scenario("resume-by-reset", "preempted by a reset, re-admitted in one step", resume_by_reset),
     Scenario("resume-many-times", "one request preempted again and again", resume_many_times),
-    Scenario("finish-same-step", "admitted, loaded and finished in one step", finish_in_the_same_step),
+    Scenario(
+        "finish-same-step", "admitted, loaded and finished in one step", finish_in_the_same_step
+    ),
     Scenario("id-reuse", "an id ends and comes back", reuse_an_id),
     Scenario("abort-everywhere", "abort after every number of steps", abort_everywhere, case="5"),
     Scenario(
-        "abort-before-allocation", "abort while waiting for a seat or a lookup",
-        abort_before_allocation, case="6",
+        "abort-before-allocation",
+        "abort while waiting for a seat or a lookup",
+        abort_before_allocation,
+        case="6",
     ),
-    Scenario("abort-while-loading", "abort during a load, 100 times", abort_while_loading, case="5"),
-    Scenario("ask-while-saving", "the same prompt while it is saved", ask_again_while_saving, case="4"),
+    Scenario(
+        "abort-while-loading", "abort during a load, 100 times", abort_while_loading, case="5"
+    ),
+    Scenario(
+        "ask-while-saving", "the same prompt while it is saved", ask_again_while_saving, case="4"
+    ),
     Scenario("session", "streaming sessions", session),
     Scenario("session-reset", "a streaming session under resets", session_under_reset),
 )

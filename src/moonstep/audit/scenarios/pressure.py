@@ -135,10 +135,14 @@ def over_ranks(stage: Stage) -> None:
 
 
 SCENARIOS = (
-    Scenario("failed-allocation", "a promise without blocks, asked again", failed_allocation, ten_blocks),
     Scenario(
-        "priority-preemption", "preempted in the schedule() that gave it blocks",
-        priority_preemption, nine_blocks_by_priority,
+        "failed-allocation", "a promise without blocks, asked again", failed_allocation, ten_blocks
+    ),
+    Scenario(
+        "priority-preemption",
+        "preempted in the schedule() that gave it blocks",
+        priority_preemption,
+        nine_blocks_by_priority,
     ),
     Scenario("thrash", "four requests in memory for two", thrash, ten_blocks),
     Scenario("many-loads", "loads for more blocks than there are", many_loads, ten_blocks),

@@ -41,6 +41,11 @@ class DoesNotApply(Exception):
     """The scenario has no meaning for this connector or shape; the message says why."""
 
 
+def as_it_is(shape: Shape) -> Shape:
+    """The shape of the matrix, unchanged."""
+    return shape
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A named case.
@@ -52,7 +57,7 @@ class Scenario:
     name: str
     title: str
     body: Callable[[Stage], None]
-    adapt: Callable[[Shape], Shape] = staticmethod(lambda shape: shape)
+    adapt: Callable[[Shape], Shape] = as_it_is
     case: str = ""
 
 
@@ -79,7 +84,7 @@ class Stage:
         self._count = 0
 
     def arrive(self, name: str, tokens: int, family: int = 1, **facts: Any) -> None:
-        """A request of `tokens` prompt tokens, all of them its family's unless `shared` is given."""
+        """A request of `tokens` prompt tokens, all its family's unless `shared` is given."""
         facts.setdefault("shared", tokens)
         self.engine.apply(Arrive(name, family, tokens, **facts))
 
@@ -159,7 +164,7 @@ class Stage:
         return self.engine.seam.counts.sync_loads + self.engine.seam.counts.async_loads
 
     def must_load(self, before: int) -> None:
-        """Loads have happened since `before`; a connector that loads nothing is out of scope here."""
+        """Loads have happened since `before`; a connector that loads nothing is out of scope."""
         if self.engine.scheduler.connector is None:
             raise DoesNotApply("no connector")
         if self.loads == before:
@@ -171,7 +176,7 @@ class Stage:
 
     def output_tokens(self, name: str) -> int:
         """How many tokens a client has received."""
-        return self.engine.clients[name].received
+        return self.engine.clients.by_id[name].received
 
 
 def play(
@@ -199,8 +204,14 @@ def play(
     if reasons and outcome.finding is None:
         status = Status.NOT_APPLICABLE
     return Result(
-        scenario.name, shape, status, variant, "; ".join(reasons), outcome.finding,
-        outcome.counts, outcome.seconds,
+        scenario.name,
+        shape,
+        status,
+        variant,
+        "; ".join(reasons),
+        outcome.finding,
+        outcome.counts,
+        outcome.seconds,
     )
 
 

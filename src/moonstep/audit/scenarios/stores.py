@@ -39,7 +39,7 @@ def preempt_with_puts_waiting(stage: Stage) -> None:
 
 
 def failing_gets(stage: Stage) -> None:
-    """What a lookup found cannot be fetched: first, middle, last and all objects, and an exception."""
+    """What a lookup found cannot be fetched: the first, middle, last, all; or an exception."""
     store = _store(stage)
     for family, which in enumerate(("first", "middle", "last", "all", "raise")):
         stage.warm(112, family=family)
@@ -86,7 +86,12 @@ def raising_calls(stage: Stage) -> None:
 
 
 SCENARIOS = (
-    Scenario("puts-waiting", "preempted and overwritten while puts hang", preempt_with_puts_waiting, case="2"),
+    Scenario(
+        "puts-waiting",
+        "preempted and overwritten while puts hang",
+        preempt_with_puts_waiting,
+        case="2",
+    ),
     Scenario("gets-fail", "objects found and not fetched", failing_gets, case="12"),
     Scenario("store-full", "every put refused", full_store, case="13"),
     Scenario("evicted-between", "objects gone between lookup and get", evicted_between),

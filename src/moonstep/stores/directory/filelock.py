@@ -13,7 +13,8 @@ from typing import Final
 
 from moonstep.stores.directory.tree import FILE_MODE
 
-_POLL_S: Final = 0.002
+_FIRST_POLL_S: Final = 0.000_05
+_LAST_POLL_S: Final = 0.005
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -57,6 +58,7 @@ class FileLock:
             self._fd = -1
 
     def _locked(self, deadline: float) -> int:
+        poll_s = _FIRST_POLL_S
         while True:
             if self._fd < 0:
                 self._fd = os.open(self._path, _FLAGS, FILE_MODE)
@@ -67,7 +69,8 @@ class FileLock:
             elif time.monotonic() > deadline:
                 raise _timed_out(self._path)
             else:
-                time.sleep(_POLL_S)
+                time.sleep(poll_s)
+                poll_s = min(2 * poll_s, _LAST_POLL_S)
 
 
 def try_lock(fd: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -13,11 +14,12 @@ from moonstep.stores.directory.objectfile import read_parent, sibling
 from moonstep.stores.directory.tree import Tree
 
 STEP_NS: Final = 1_000
-"""How much older an object is than the one before it in a batch."""
+"""How much older an object is, at least, than the one before it in its chain."""
 AHEAD_NS: Final = 2_000_000_000
 """How far ahead of its use a head is marked, so that not every push of its tail has to touch it
 again. Nothing against the hours after which objects are evicted."""
-MOST_KNOWN: Final = 1 << 17
+MOST_KNOWN: Final = 1 << 15
+"""Parents held in memory, some 300 bytes each; also the longest chain that is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +31,33 @@ class Use:
     used_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    used_ns: int
-    parent: Key | None
-
-
 class Recency:
     """Marks uses as times of last change: whoever evicts sees them, in whatever process.
 
     The objects before a used one count as used too, to the head of the chain. Where that chain goes
-    is in the footers; what this process has seen of them it remembers. Safe from any thread.
+    is in the footers; what this process has seen of them it remembers. No time is ever set back,
+    and what is marked is marked from the head down, so that whenever a process is killed, a head is
+    younger than its tail. Safe from any thread.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._lock = threading.Lock()
-        self._marks: dict[Key, _Mark] = {}
+        self._parents: dict[Key, Key | None] = {}
 
     def touch(self, uses: Sequence[Use]) -> None:
         """Mark the uses. What is gone meanwhile is passed over."""
         for use in uses:
-            self._mark(use.key, use.used_ns, use.parent)
+            self.remember(use)
+            self._raise(use.key, use.used_ns)
 
     def remember(self, use: Use) -> None:
         """The object has just been written, with this very time."""
-        self._set(use.key, _Mark(use.used_ns, use.parent))
+        with self._lock:
+            if len(self._parents) >= MOST_KNOWN:
+                # Rare, and what is forgotten can be read again.
+                self._parents.clear()
+            self._parents[use.key] = use.parent
 
     def touch_heads(self, uses: Sequence[Use], now_ns: int) -> None:
         """Mark all that comes before a batch's objects in their chains."""
@@ -64,50 +67,43 @@ class Recency:
                 self._touch_upwards(use.parent, now_ns)
 
     def _touch_upwards(self, key: Key | None, now_ns: int) -> None:
-        steps = 0
-        while key is not None and steps < MOST_KNOWN:
-            mark = self._get(key)
-            if mark is not None and mark.used_ns > now_ns + steps * STEP_NS:
-                # Marked ahead a moment ago, and so was all that comes before it.
-                return
-            parent = mark.parent if mark is not None else self._parent_on_disk(key)
-            steps += 1
-            if not self._mark(key, now_ns + AHEAD_NS + steps * STEP_NS, parent):
-                return
-            key = parent
+        """Mark ``key`` and all before it, up to one that was marked ahead a moment ago."""
+        stale: dict[Key, None] = {}
+        above_ns = 0
+        while key is not None and key not in stale and len(stale) < MOST_KNOWN:
+            used_ns = self._used_ns(key)
+            if used_ns is None:
+                break
+            if used_ns > now_ns + (len(stale) + 1) * STEP_NS:
+                above_ns = used_ns
+                break
+            stale[key] = None
+            key = self._parent(key)
+        above_ns = above_ns or now_ns + AHEAD_NS + (len(stale) + 1) * STEP_NS
+        for index, each in enumerate(reversed(stale), start=1):
+            self._raise(each, above_ns - index * STEP_NS)
 
-    def _mark(self, key: Key, used_ns: int, parent: Key | None) -> bool:
-        known = self._get(key)
-        if known is not None and known.used_ns >= used_ns:
-            return True
+    def _raise(self, key: Key, used_ns: int) -> None:
+        before_ns = self._used_ns(key)
+        if before_ns is not None and before_ns < used_ns:
+            with contextlib.suppress(OSError):
+                path = self._tree.path(key)
+                os.utime(path, ns=(used_ns, used_ns), follow_symlinks=False)
+
+    def _used_ns(self, key: Key) -> int | None:
         try:
-            os.utime(self._tree.path(key), ns=(used_ns, used_ns), follow_symlinks=False)
+            return os.stat(self._tree.path(key), follow_symlinks=False).st_mtime_ns
         except OSError:
-            self._forget(key)
-            return False
-        self._set(key, _Mark(used_ns, parent))
-        return True
+            return None
 
-    def _parent_on_disk(self, key: Key) -> Key | None:
+    def _parent(self, key: Key) -> Key | None:
+        with self._lock:
+            if key in self._parents:
+                return self._parents[key]
         try:
             return sibling(key, read_parent(self._tree.path(key)))
         except OSError:
             return None
-
-    def _get(self, key: Key) -> _Mark | None:
-        with self._lock:
-            return self._marks.get(key)
-
-    def _set(self, key: Key, mark: _Mark) -> None:
-        with self._lock:
-            if len(self._marks) >= MOST_KNOWN:
-                # Rare, and what is forgotten can be read again.
-                self._marks.clear()
-            self._marks[key] = mark
-
-    def _forget(self, key: Key) -> None:
-        with self._lock:
-            self._marks.pop(key, None)
 
 
 def used_ns(now_ns: int, index: int) -> int:
