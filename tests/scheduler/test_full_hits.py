@@ -32,4 +32,4 @@ def test_a_full_hit_goes_on_from_the_last_boundary_below_its_end(
             watched.run(id="shorter", family=1, tokens=local_tokens + 1, shared=local_tokens)
         restored = watched.run(id="full", family=1, tokens=tokens, shared=tokens, output=20)
         assert restored == boundary - local_tokens
-        assert watched.engine.clients["full"].received == 20
+        assert watched.engine.clients.by_id["full"].received == 20

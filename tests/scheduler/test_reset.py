@@ -130,7 +130,7 @@ def test_a_request_that_does_not_fit_is_asked_again_and_restored_when_it_does(
         watched.apply(Arrive("waits", **PROMPT, output=4), Step(8))
         assert_waits(watched, before)
         watched.settle()
-        assert watched.engine.clients["waits"].received == 4
+        assert watched.engine.clients.by_id["waits"].received == 4
         assert watched.half.stats.restored_tokens == 28
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
+from moonstep.config import CaptureMode, Settings
 from moonstep.engine import (
     AllocatedBlocks,
     BlockPool,
@@ -15,6 +15,7 @@ from moonstep.engine import (
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.fills import FillClock
 from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
@@ -22,18 +23,16 @@ from moonstep.scheduler.lives import Lives, starts_of
 from moonstep.scheduler.loads import LoadQueue, Restore
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
+from moonstep.scheduler.options import options_of, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
-from moonstep.scheduler.tier import NoTier, Tier
+from moonstep.scheduler.tier import NoTier, Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
-from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
 from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)
-
-TierMaker = Callable[[HostIndex], Tier]
 
 
 class MooncakeStoreScheduler:
@@ -64,7 +63,6 @@ class MooncakeStoreScheduler:
         self._groups = tuple(groups)
         self._lives = Lives(groups)
         self._rank_count = rank_count
-        self._tokens_per_decode = tokens_per_decode
         self._mode = settings.capture_mode
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
@@ -79,7 +77,7 @@ class MooncakeStoreScheduler:
         self.tier: Tier = store(self.index) if store else NoTier()
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
-        self._wheel: Wheel[RequestTracker] = Wheel()
+        self._fills = FillClock(groups, tokens_per_decode)
         self._step = 0
         # Said within the step that is being built; emptied when its plan is made.
         self._promises: dict[str, LoadSpec] = {}
@@ -103,16 +101,14 @@ class MooncakeStoreScheduler:
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived. What it asks of the cache is checked here, so it is said once."""
-        try:
-            RequestOptions.parse(request.kv_transfer_params)
-        except SettingError as error:
-            logger.warning("request %s: %s; the defaults apply", request.request_id, error)
+        if wrong := what_is_wrong(request):
+            logger.warning("request %s: %s; the defaults apply", request.request_id, wrong)
         self._look_for(request)
 
     def _look_for(self, request: Request) -> None:
         """Begin to look for the request's prefix behind the host cache, if it may be used."""
         elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
-        if _options(request).load and not (request.skip_reading_prefix_cache or elsewhere):
+        if options_of(request).load and not (request.skip_reading_prefix_cache or elsewhere):
             self.tier.arrived(request)
 
     def get_num_new_matched_tokens(
@@ -128,7 +124,7 @@ class MooncakeStoreScheduler:
         if self.tier.is_pending(request.request_id):
             return None, False
         hit = 0
-        if not request.skip_reading_prefix_cache and _options(request).load:
+        if not request.skip_reading_prefix_cache and options_of(request).load:
             hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
             if hit < self._settings.min_hit_tokens:
                 hit = 0
@@ -222,7 +218,7 @@ class MooncakeStoreScheduler:
         self._outdated.update(self._sliced)
         for tracker in self.lives.values():
             tracker.saves = False
-            self._wheel.leave(tracker)
+            self._fills.leave(tracker)
         return True
 
     def check(self) -> None:
@@ -275,7 +271,7 @@ class MooncakeStoreScheduler:
     def _end_life(self, request_id: str) -> RequestTracker | None:
         tracker = self._lives.end(request_id)
         if tracker is not None:
-            self._wheel.leave(tracker)
+            self._fills.leave(tracker)
         return tracker
 
     def _start_life(
@@ -288,13 +284,14 @@ class MooncakeStoreScheduler:
             logger.error("request %s runs without having been admitted: not kept", request_id)
             return
         request, load = admission.request, admission.load
-        saves = _options(request).save and request_id not in self._outdated
+        saves = options_of(request).save and request_id not in self._outdated
         tracker = self._lives.start(request, block_ids, num_computed_tokens, saves=saves)
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
-        self._count_life(request, load or self._forget_sliced(request_id), num_computed_tokens)
+        sliced = self._forget_sliced(request_id)
+        self.stats.count_life(request, load or sliced, num_computed_tokens)
         if saves:
-            self._wheel.enter(tracker, self._step)
+            self._fills.enter(tracker, self._step)
             self.tier.went_on(request, num_computed_tokens)
 
     def _take_over_tables(
@@ -312,20 +309,6 @@ class MooncakeStoreScheduler:
     def _saw_allocated(self, blocks: Sequence[int]) -> None:
         self._witness.saw_allocated(blocks)
         self._lookahead.saw_taken(blocks)
-
-    def _count_life(
-        self, request: Request, load: LoadSpec | None, num_computed_tokens: int
-    ) -> None:
-        """Count what a new life needed, and who had it."""
-        stats = self.stats
-        stats.lives += 1
-        local_tokens = load.local_tokens if load else num_computed_tokens
-        restored_tokens = load.external_tokens if load else 0
-        stats.admitted_tokens += request.num_tokens - local_tokens
-        stats.restored_tokens += restored_tokens
-        if request.num_preemptions:
-            stats.resumed_local_tokens += local_tokens
-            stats.resumed_restored_tokens += restored_tokens
 
     # Restores.
 
@@ -381,49 +364,20 @@ class MooncakeStoreScheduler:
     ) -> list[Capture]:
         """What this step's forward pass fills, what it preempts, what it may next overwrite."""
         if victims:
-            self._count_victims(victims)
+            self.stats.count_victims(victims, self._groups[0].block_tokens)
             saving = [tracker for tracker in victims if tracker.saves]
             self._planner.victims(saving, self._settings.victim_bytes)
         if self._holds:
             self._planner.leftovers(self._holds.release())
-        if due := self._wheel.due(self._step):
-            self._plan_fills(due, output.num_scheduled_tokens)
+        if running := self._fills.due(self._step, output.num_scheduled_tokens):
+            self._planner.fills(running, self._mode)
+            self._fills.enter_again(running, self._step)
         if self._lookahead.has_news:
             self._planner.leavers(self._settings.leaver_bytes)
         captures = self._planner.take()
         if captures:
             self._ledger.open(self._step, captures)
         return captures
-
-    def _plan_fills(self, due: Sequence[RequestTracker], num_scheduled: dict[str, int]) -> None:
-        """Look at the lives that can have filled a block, and enter them again."""
-        running: list[RequestTracker] = []
-        for tracker in due:
-            tokens = num_scheduled.get(tracker.request_id)
-            if tokens is None:
-                self._wheel.enter(tracker, self._step + 1)
-            else:
-                tracker.settle(tokens)
-                running.append(tracker)
-        self._planner.fills(running, self._mode)
-        for tracker in running:
-            steps = 1
-            if not tracker.is_prefilling:
-                steps = steps_to_fill(self._missing_tokens(tracker), self._tokens_per_decode)
-            self._wheel.enter(tracker, self._step + steps)
-
-    def _missing_tokens(self, tracker: RequestTracker) -> int:
-        """Tokens that the life's next block to be whole still lacks, over all groups."""
-        next_block, groups = tracker.next_block, self._groups
-        missing = (next_block[0] + 1) * groups[0].block_tokens - tracker.token_len
-        for group in groups[1:]:
-            boundary = (next_block[group.index] + 1) * group.block_tokens
-            missing = min(missing, boundary - tracker.token_len)
-        return missing
-
-    def _count_victims(self, victims: Sequence[RequestTracker]) -> None:
-        blocks = sum(tracker.next_block[0] for tracker in victims)
-        self.stats.victim_tokens += self._groups[0].block_tokens * blocks
 
     # What the ranks report.
 
@@ -447,16 +401,3 @@ class MooncakeStoreScheduler:
             self.index.residency.note(placed.slots, placed.columns.blocks)
         self.stats.saved_blocks += kept
         self.stats.saved_tokens += kept * self._groups[placed.columns.group].block_tokens
-
-
-def _options(request: Request) -> RequestOptions:
-    """The request's own wishes; what it got wrong was said when it arrived."""
-    if not request.kv_transfer_params:
-        return _DEFAULT_OPTIONS
-    try:
-        return RequestOptions.parse(request.kv_transfer_params)
-    except SettingError:
-        return _DEFAULT_OPTIONS
-
-
-_DEFAULT_OPTIONS = RequestOptions()

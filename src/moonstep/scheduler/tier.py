@@ -71,6 +71,10 @@ class Tier(Protocol):
     def has_push_work(self) -> bool: ...
 
 
+TierMaker = Callable[[HostIndex], Tier]
+"""Makes the tier behind an index."""
+
+
 class NoTier:
     """No store behind the host cache."""
 
