@@ -77,6 +77,54 @@ def _parse_capture(setting: str, value: object) -> CaptureMode:
         raise SettingError(setting, value, f"write {known}") from None
 
 
+def _parse_seconds(setting: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise SettingError(setting, value, "write seconds, zero or more")
+    return float(value)
+
+
+def _parse_share(setting: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise SettingError(setting, value, "write a share of the host cache, above 0 and up to 1")
+    return float(value)
+
+
+def _parse_text(setting: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise SettingError(setting, value, "write text")
+    return value
+
+
+def _parse_push(setting: str, value: object) -> str:
+    if value not in ("all", "reuse"):
+        raise SettingError(setting, value, "write 'all' or 'reuse'")
+    return str(value)
+
+
+def _parse_positive(setting: str, value: object) -> int:
+    count = _parse_count(setting, value)
+    if not count:
+        raise SettingError(setting, value, "write a whole number, one or more")
+    return count
+
+
+_STORE_PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
+    "namespace": ("namespace", _parse_text),
+    "weights_version": ("weights_version", _parse_text),
+    "chunk_tokens": ("chunk_tokens", _parse_positive),
+    "push": ("push", _parse_push),
+    "push_bytes_per_s": ("push_bytes_per_s", parse_size),
+    "fetch_deadline_s": ("fetch_deadline_s", _parse_seconds),
+    "push_deadline_s": ("push_deadline_s", _parse_seconds),
+    "min_fetch_tokens": ("min_fetch_tokens", _parse_count),
+    "max_pending": ("max_pending", _parse_count),
+    "fetch_share": ("fetch_share", _parse_share),
+    "max_busy_share": ("max_busy_share", _parse_share),
+    "store_threads": ("store_threads", _parse_positive),
+    "shutdown_deadline_s": ("shutdown_deadline_s", _parse_seconds),
+}
+"""Settings that mean something only with a store."""
+
 _PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "host_cache": ("host_cache_bytes", parse_size),
     "min_hit_tokens": ("min_hit_tokens", _parse_count),
@@ -85,6 +133,8 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "leaver_bytes": ("leaver_bytes", parse_size),
     "sync_restore_bytes": ("sync_restore_bytes", parse_size),
     "restore_slice_bytes": ("restore_slice_bytes", parse_size),
+    "store": ("store", _parse_text),
+    **_STORE_PARSERS,
 }
 
 
@@ -96,8 +146,8 @@ class Settings:
     """Host memory for kept blocks, of the whole engine; its ranks share it evenly."""
     min_hit_tokens: int = 0
     """Hits that would save fewer tokens than this are not restored."""
-    capture: CaptureMode = CaptureMode.LAZY
-    """When blocks are captured."""
+    capture: CaptureMode | None = None
+    """When blocks are captured. Not given: eager with a store, lazy without."""
     victim_bytes: int = 256 << 20
     """Most that one step captures of the requests it preempts, on one rank."""
     leaver_bytes: int = 1 << 30
@@ -106,6 +156,41 @@ class Settings:
     """Most that one step restores at once, on one rank; what is larger is loaded in slices."""
     restore_slice_bytes: int = 32 << 20
     """Size of such a slice, on one rank: a step copies one."""
+
+    store: str | None = None
+    """URL of a store behind the host cache."""
+    namespace: str = "default"
+    """Objects of different namespaces are never shared."""
+    weights_version: str | None = None
+    """Names the weights, instead of what they hold."""
+    chunk_tokens: int = 256
+    """Length of an object in the store."""
+    push: str = "all"
+    """``all``: objects are pushed when they are whole; ``reuse``: when they are used again."""
+    push_bytes_per_s: int | None = None
+    """Most bytes a second that the engine pushes, over all its ranks."""
+    fetch_deadline_s: float = 2.0
+    """How long after its arrival a request may be kept waiting for the store."""
+    push_deadline_s: float = 30.0
+    """After so long a push is given up; its slots stay its own until its call comes back."""
+    min_fetch_tokens: int = 256
+    """Shorter finds are not fetched."""
+    max_pending: int = 16
+    """Most requests that are kept waiting at a time."""
+    fetch_share: float = 0.5
+    """Most of the host cache that fetches and what they hold for waiting requests may take."""
+    max_busy_share: float = 0.5
+    """Most of the host cache that jobs may own; beyond it no new one starts."""
+    store_threads: int = 4
+    """Threads of each worker, half of them for pushes."""
+    shutdown_deadline_s: float = 5.0
+    """How long a shutdown waits for jobs under way."""
+
+    @property
+    def capture_mode(self) -> CaptureMode:
+        if self.capture is not None:
+            return self.capture
+        return CaptureMode.EAGER if self.store else CaptureMode.LAZY
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -120,6 +205,8 @@ class Settings:
                 raise SettingError(key, value, _unknown_remedy(key))
             name, parse = _PARSERS[key]
             values[name] = parse(key, value)
+            if key in _STORE_PARSERS and not raw.get("store"):
+                raise SettingError(key, value, 'it means nothing without a "store": name one')
         return cls(**values)
 
     def check(self, slot_bytes: int, world_size: int, machine_bytes: int) -> None:

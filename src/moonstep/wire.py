@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from moonstep.keys import KeyMaker
 
 Rows = npt.NDArray[np.int32]
 """Copies between KV blocks and slots, one a row: see the column names below."""
@@ -60,6 +63,53 @@ class ReqMeta:
     stop: int
 
 
+SCRATCH: Final = -1
+"""In an object's slots: a block the host cache has already, whose bytes go nowhere."""
+
+
+class JobKind(Enum):
+    """What a background job does with its objects."""
+
+    PUSH = "push"
+    """Slots to store."""
+    FETCH = "fetch"
+    """Store to slots."""
+
+
+class StoredObject(NamedTuple):
+    """A run of blocks of one group, as the store keeps it: one slot a block, in order.
+
+    ``name`` is the block hash at its end, ``parent`` that of the object before it in the prefix.
+    When it is fetched, its slots take ``generation`` once all of it has arrived and is checked.
+    """
+
+    group: int
+    name: bytes
+    parent: bytes | None
+    slots: tuple[int, ...]
+    generation: int = 0
+
+
+class Job(NamedTuple):
+    """Objects to be moved between slots and store by a thread of every rank.
+
+    The slots belong to the job until every rank has reported its end.
+    """
+
+    number: int
+    kind: JobKind
+    request_id: str
+    keys: KeyMaker
+    objects: tuple[StoredObject, ...]
+
+
+class JobEnd(NamedTuple):
+    """The end of a job on one rank: for each object, whether it is there now, whole."""
+
+    number: int
+    done: tuple[bool, ...]
+
+
 class StepPlan(NamedTuple):
     """What every worker does in one step. Built by the scheduler half in ``build_connector_meta``.
 
@@ -75,10 +125,12 @@ class StepPlan(NamedTuple):
     restores_of: tuple[ReqMeta, ...] = ()
     received: tuple[str, ...] = ()
     """Requests whose asynchronous load ends with this step's restores."""
+    jobs: tuple[Job, ...] = ()
+    """Begun after the step's captures, and reported whenever they end."""
 
     @property
     def is_empty(self) -> bool:
-        return not (len(self.restores) or len(self.captures) or self.received)
+        return not (len(self.restores) or len(self.captures) or self.received or self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +145,7 @@ class RankReport:
     slots: int
     through: int
     captured: tuple[int, ...] = ()
+    ended_jobs: tuple[JobEnd, ...] = ()
     capture_bytes: int = 0
     restore_bytes: int = 0
     capture_ns: int = 0
@@ -104,6 +157,7 @@ class RankReport:
             slots=later.slots,
             through=max(self.through, later.through),
             captured=self.captured + later.captured,
+            ended_jobs=self.ended_jobs + later.ended_jobs,
             capture_bytes=later.capture_bytes,
             restore_bytes=later.restore_bytes,
             capture_ns=later.capture_ns,

@@ -129,6 +129,10 @@ class HostIndex:
         """Whether a slot has this block or is about to."""
         return name in self._written[group] or name in self._planned[group]
 
+    def has_written(self, group: int, names: Iterable[BlockHash]) -> bool:
+        """Whether all of these blocks can be promised."""
+        return all(map(self._written[group].__contains__, names))
+
     def unheld(self, columns: Columns) -> Columns:
         """The rows whose block no slot has or is about to have, each name once."""
         written, planned = self._written[columns.group], self._planned[columns.group]

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from typing import Final
 
 from moonstep.engine import CachedRequests, Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tracker import RequestTracker
+
+_MOST_REMEMBERED: Final = 256
 
 
 class Lives:
@@ -22,6 +25,8 @@ class Lives:
         self.by_id: dict[str, RequestTracker] = {}
         self._groups = tuple(groups)
         self._count = 0
+        self.request_of: dict[int, Request] = {}
+        """The requests of the lives that began last, ended ones among them."""
 
     def new_number(self) -> int:
         """A number that no life had before; also for a load that precedes its life."""
@@ -47,6 +52,9 @@ class Lives:
         tables = BlockTables(block_ids)
         tracker = RequestTracker(self.new_number(), request, tables, computed, saves=saves)
         self.by_id[request.request_id] = tracker
+        self.request_of[tracker.life] = request
+        if len(self.request_of) > _MOST_REMEMBERED + 2 * len(self.by_id):
+            del self.request_of[next(iter(self.request_of))]
         return tracker
 
     def extend(self, cached: CachedRequests) -> list[int]:

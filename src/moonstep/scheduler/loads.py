@@ -7,8 +7,10 @@ and each step copies a slice, so that no running request waits for all of it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.witness import Witness
 from moonstep.wire import ReqMeta, Rows, join_rows, make_rows
+
+_RESTING_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,22 @@ class LoadQueue:
     """Restores that are still owed. Scheduler thread only.
 
     A queued load pins its slots until its last slice is planned or its request has ended; either
-    way the engine is told once that it is over.
+    way the engine is told once that it is over. ``rests``: slots are kept from other writers for
+    some steps after their restore.
     """
 
-    def __init__(self, index: HostIndex, witness: Witness) -> None:
+    def __init__(self, index: HostIndex, witness: Witness, *, rests: bool = False) -> None:
         self._index = index
         self._witness = witness
+        self._rests = rests
         self._loads: dict[str, _Load] = {}  # Invariant: oldest first
         self._rows: list[Rows] = []
         self._row_count = 0
         self._of: list[ReqMeta] = []
         self._received: list[str] = []
+        # The slots of the last steps' restores, oldest first, each pinned once. A background writer
+        # does not wait for a step, and a device may still copy (async scheduling is one ahead).
+        self._resting: deque[list[int]] = deque([] for _ in range(_RESTING_STEPS))
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -111,6 +120,16 @@ class LoadQueue:
         for load in self._loads.values():
             load.outdated = True
 
+    def end_step(self) -> None:
+        """The step is built: slots that were restored two steps before may have other writers."""
+        self._index.unpin(self._resting.popleft())
+        self._resting.append([])
+
+    @property
+    def resting_slots(self) -> int:
+        """Slots that no background writer may have yet."""
+        return sum(map(len, self._resting))
+
     def take(self) -> tuple[Rows, tuple[ReqMeta, ...], tuple[str, ...]]:
         """Rows, whose they are, and ended loads, planned since the last call."""
         taken = join_rows(self._rows), tuple(self._of), tuple(self._received)
@@ -139,6 +158,9 @@ class LoadQueue:
             part = restore.columns.part(start, stop)
             self._witness.saw_computed(part, part.keys())
             self._index.residency.note(restore.slots[start:stop], part.blocks)
+        if self._rests:
+            self._index.pin(restore.slots[start:stop])
+            self._resting[-1].extend(restore.slots[start:stop])
         load.block = stop
         if stop == len(restore.slots):
             load.group, load.block = load.group + 1, 0

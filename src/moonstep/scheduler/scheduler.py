@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from moonstep.config import CaptureMode, RequestOptions, SettingError, Settings
+from moonstep.config import CaptureMode, Settings
 from moonstep.engine import (
     AllocatedBlocks,
     BlockPool,
@@ -15,6 +15,7 @@ from moonstep.engine import (
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.fills import FillClock
 from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
@@ -22,13 +23,14 @@ from moonstep.scheduler.lives import Lives, starts_of
 from moonstep.scheduler.loads import LoadQueue, Restore
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
+from moonstep.scheduler.options import options_of, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.stats import SchedulerStats
+from moonstep.scheduler.tier import NoTier, Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
-from moonstep.scheduler.wheel import Wheel, steps_to_fill
 from moonstep.scheduler.witness import Witness
-from moonstep.wire import StepPlan, WorkerReport, join_rows
+from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ class MooncakeStoreScheduler:
     Slots change hands in ``build_connector_meta`` and ``update_connector_output`` only, so an
     answer of ``get_num_new_matched_tokens`` holds until the plan of the same step is built.
     ``hashes_lag`` says that a request's hashes may come later than its tokens are scheduled (async
-    scheduling), so that it can end with a block that the engine never named.
+    scheduling), so that it can end with a block that the engine never named. ``store`` makes the
+    tier behind the host cache, if there is one.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class MooncakeStoreScheduler:
         tokens_per_decode: int = 1,
         *,
         hashes_lag: bool = False,
+        store: TierMaker | None = None,
     ) -> None:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
@@ -59,8 +63,7 @@ class MooncakeStoreScheduler:
         self._groups = tuple(groups)
         self._lives = Lives(groups)
         self._rank_count = rank_count
-        self._tokens_per_decode = tokens_per_decode
-        self._mode = settings.capture
+        self._mode = settings.capture_mode
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
         self._planner = CapturePlanner(
@@ -69,10 +72,12 @@ class MooncakeStoreScheduler:
         self._holds = Holds(groups)
         self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
-        self._loads = LoadQueue(self.index, self._witness)
+        self._rests = store is not None
+        self._loads = LoadQueue(self.index, self._witness, rests=self._rests)
+        self.tier: Tier = store(self.index) if store else NoTier()
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
-        self._wheel: Wheel[RequestTracker] = Wheel()
+        self._fills = FillClock(groups, tokens_per_decode)
         self._step = 0
         # Said within the step that is being built; emptied when its plan is made.
         self._promises: dict[str, LoadSpec] = {}
@@ -96,21 +101,30 @@ class MooncakeStoreScheduler:
 
     def on_new_request(self, request: Request) -> None:
         """A request has arrived. What it asks of the cache is checked here, so it is said once."""
-        try:
-            RequestOptions.parse(request.kv_transfer_params)
-        except SettingError as error:
-            logger.warning("request %s: %s; the defaults apply", request.request_id, error)
+        if wrong := what_is_wrong(request):
+            logger.warning("request %s: %s; the defaults apply", request.request_id, wrong)
+        self._look_for(request)
+
+    def _look_for(self, request: Request) -> None:
+        """Begin to look for the request's prefix behind the host cache, if it may be used."""
+        elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
+        if options_of(request).load and not (request.skip_reading_prefix_cache or elsewhere):
+            self.tier.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
         """Tokens beyond the engine's own hit that can be restored, and whether in slices.
+
+        ``None``: bytes are on their way from the store, ask again in the next step.
 
         ``num_computed_tokens`` is that hit, a multiple of the block size. May be asked again in
         every step; changes nothing but the note of what was answered.
         """
+        if self.tier.is_pending(request.request_id):
+            return None, False
         hit = 0
-        if not request.skip_reading_prefix_cache and _options(request).load:
+        if not request.skip_reading_prefix_cache and options_of(request).load:
             hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
             if hit < self._settings.min_hit_tokens:
                 hit = 0
@@ -133,6 +147,7 @@ class MooncakeStoreScheduler:
             load = LoadSpec(promise.local_tokens, num_external_tokens, promise.sliced)
             if not load.sliced:
                 self._sync_bytes += self._bytes_of(num_external_tokens)
+        self.tier.admitted(request.request_id)
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
@@ -161,14 +176,17 @@ class MooncakeStoreScheduler:
         if self._admitted:
             self._start_loads()
         self._loads.advance(self._settings.restore_slice_bytes)
+        if self._rests:
+            self._loads.end_step()
         captures = self._plan_captures(output, victims)
+        jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
         self._sync_bytes = 0
-        return self._plan(captures)
+        return self._plan(captures, jobs)
 
-    def _plan(self, captures: Sequence[Capture]) -> StepPlan:
-        if not captures and not self._loads.has_plans:
+    def _plan(self, captures: Sequence[Capture], jobs: tuple[Job, ...]) -> StepPlan:
+        if not (captures or jobs or self._loads.has_plans):
             return StepPlan(self._step)
         rows, restores_of, received = self._loads.take()
         return StepPlan(
@@ -177,6 +195,7 @@ class MooncakeStoreScheduler:
             captures=join_rows([capture.placed.rows for capture in captures]),
             restores_of=restores_of,
             received=received,
+            jobs=jobs,
         )
 
     def update_connector_output(self, report: WorkerReport) -> None:
@@ -186,6 +205,7 @@ class MooncakeStoreScheduler:
         for settled in self._ledger.settle(report.by_rank):
             for capture in settled.captures:
                 self._settle_capture(capture, captured=settled.captured)
+        self.tier.report(report.by_rank)
 
     def reset_cache(self) -> bool:
         """Forget all that is kept; what running requests computed before is not kept later."""
@@ -193,19 +213,22 @@ class MooncakeStoreScheduler:
         self._witness.forget()
         self._lookahead.forget()
         self._holds.outdate()
+        self.tier.reset()
         self._loads.outdate()
         self._outdated.update(self._sliced)
         for tracker in self.lives.values():
             tracker.saves = False
-            self._wheel.leave(tracker)
+            self._fills.leave(tracker)
         return True
 
     def check(self) -> None:
         """Raise AssertionError unless the books add up. For tests and audits, between steps."""
         self.index.check()
-        assert self.index.planned_count == len(self._ledger), "captures without an owner"
+        owned = len(self._ledger) + self.tier.owned_slots
+        assert self.index.planned_count == owned, "planned slots without an owner"
         assert not self._admitted, f"admissions left over: {list(self._admitted)}"
-        assert bool(self.index.pinned_count) <= bool(self._loads), "pins without a load"
+        if self.tier.is_idle and not self._loads and not self._loads.resting_slots:
+            assert not self.index.pinned_count, "pins without an owner"
         for request_id, tracker in self.lives.items():
             for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
                 covered = len(table) * group.block_tokens
@@ -219,7 +242,11 @@ class MooncakeStoreScheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no capture and no load is under way, and no block is held."""
-        return not (self._ledger or self._loads or self._holds)
+        return self.tier.is_idle and not (self._ledger or self._loads or self._holds)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine should go on stepping although no request needs it."""
+        return self.tier.has_push_work()
 
     # Lives and their tables.
 
@@ -230,7 +257,12 @@ class MooncakeStoreScheduler:
             self._end_life(request_id)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
-        return [tracker for tracker in ended if tracker is not None]
+            self.tier.finished(request_id)
+        victims = [tracker for tracker in ended if tracker is not None]
+        for tracker in victims:
+            if tracker.request_id not in output.finished_req_ids:
+                self._look_for(tracker.request)
+        return victims
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
         self._outdated.discard(request_id)
@@ -239,7 +271,7 @@ class MooncakeStoreScheduler:
     def _end_life(self, request_id: str) -> RequestTracker | None:
         tracker = self._lives.end(request_id)
         if tracker is not None:
-            self._wheel.leave(tracker)
+            self._fills.leave(tracker)
         return tracker
 
     def _start_life(
@@ -252,13 +284,15 @@ class MooncakeStoreScheduler:
             logger.error("request %s runs without having been admitted: not kept", request_id)
             return
         request, load = admission.request, admission.load
-        saves = _options(request).save and request_id not in self._outdated
+        saves = options_of(request).save and request_id not in self._outdated
         tracker = self._lives.start(request, block_ids, num_computed_tokens, saves=saves)
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
-        self._count_life(request, load or self._forget_sliced(request_id), num_computed_tokens)
+        sliced = self._forget_sliced(request_id)
+        self.stats.count_life(request, load or sliced, num_computed_tokens)
         if saves:
-            self._wheel.enter(tracker, self._step)
+            self._fills.enter(tracker, self._step)
+            self.tier.went_on(request, num_computed_tokens)
 
     def _take_over_tables(
         self, tracker: RequestTracker, local_tokens: int, num_computed_tokens: int
@@ -275,20 +309,6 @@ class MooncakeStoreScheduler:
     def _saw_allocated(self, blocks: Sequence[int]) -> None:
         self._witness.saw_allocated(blocks)
         self._lookahead.saw_taken(blocks)
-
-    def _count_life(
-        self, request: Request, load: LoadSpec | None, num_computed_tokens: int
-    ) -> None:
-        """Count what a new life needed, and who had it."""
-        stats = self.stats
-        stats.lives += 1
-        local_tokens = load.local_tokens if load else num_computed_tokens
-        restored_tokens = load.external_tokens if load else 0
-        stats.admitted_tokens += request.num_tokens - local_tokens
-        stats.restored_tokens += restored_tokens
-        if request.num_preemptions:
-            stats.resumed_local_tokens += local_tokens
-            stats.resumed_restored_tokens += restored_tokens
 
     # Restores.
 
@@ -344,49 +364,20 @@ class MooncakeStoreScheduler:
     ) -> list[Capture]:
         """What this step's forward pass fills, what it preempts, what it may next overwrite."""
         if victims:
-            self._count_victims(victims)
+            self.stats.count_victims(victims, self._groups[0].block_tokens)
             saving = [tracker for tracker in victims if tracker.saves]
             self._planner.victims(saving, self._settings.victim_bytes)
         if self._holds:
             self._planner.leftovers(self._holds.release())
-        if due := self._wheel.due(self._step):
-            self._plan_fills(due, output.num_scheduled_tokens)
+        if running := self._fills.due(self._step, output.num_scheduled_tokens):
+            self._planner.fills(running, self._mode)
+            self._fills.enter_again(running, self._step)
         if self._lookahead.has_news:
             self._planner.leavers(self._settings.leaver_bytes)
         captures = self._planner.take()
         if captures:
             self._ledger.open(self._step, captures)
         return captures
-
-    def _plan_fills(self, due: Sequence[RequestTracker], num_scheduled: dict[str, int]) -> None:
-        """Look at the lives that can have filled a block, and enter them again."""
-        running: list[RequestTracker] = []
-        for tracker in due:
-            tokens = num_scheduled.get(tracker.request_id)
-            if tokens is None:
-                self._wheel.enter(tracker, self._step + 1)
-            else:
-                tracker.settle(tokens)
-                running.append(tracker)
-        self._planner.fills(running, self._mode)
-        for tracker in running:
-            steps = 1
-            if not tracker.is_prefilling:
-                steps = steps_to_fill(self._missing_tokens(tracker), self._tokens_per_decode)
-            self._wheel.enter(tracker, self._step + steps)
-
-    def _missing_tokens(self, tracker: RequestTracker) -> int:
-        """Tokens that the life's next block to be whole still lacks, over all groups."""
-        next_block, groups = tracker.next_block, self._groups
-        missing = (next_block[0] + 1) * groups[0].block_tokens - tracker.token_len
-        for group in groups[1:]:
-            boundary = (next_block[group.index] + 1) * group.block_tokens
-            missing = min(missing, boundary - tracker.token_len)
-        return missing
-
-    def _count_victims(self, victims: Sequence[RequestTracker]) -> None:
-        blocks = sum(tracker.next_block[0] for tracker in victims)
-        self.stats.victim_tokens += self._groups[0].block_tokens * blocks
 
     # What the ranks report.
 
@@ -405,20 +396,8 @@ class MooncakeStoreScheduler:
             self.stats.failed_blocks += len(placed)
             return
         kept = self.index.acknowledge(placed)
+        self.tier.captured(placed.columns, self._lives.request_of)
         if capture.engine_keeps and kept == len(placed):
             self.index.residency.note(placed.slots, placed.columns.blocks)
         self.stats.saved_blocks += kept
         self.stats.saved_tokens += kept * self._groups[placed.columns.group].block_tokens
-
-
-def _options(request: Request) -> RequestOptions:
-    """The request's own wishes; what it got wrong was said when it arrived."""
-    if not request.kv_transfer_params:
-        return _DEFAULT_OPTIONS
-    try:
-        return RequestOptions.parse(request.kv_transfer_params)
-    except SettingError:
-        return _DEFAULT_OPTIONS
-
-
-_DEFAULT_OPTIONS = RequestOptions()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from moonstep.engine import Request
+from moonstep.scheduler.tracker import LoadSpec, RequestTracker
 
 
 @dataclass(slots=True)
@@ -30,6 +34,21 @@ class SchedulerStats:
     """Tokens that resumed requests got back from the host cache."""
     hook_ns: int = 0
     """Time spent in the connector's hooks in the scheduler process."""
+
+    def count_life(self, request: Request, load: LoadSpec | None, num_computed_tokens: int) -> None:
+        """Count what a new life needed, and who had it."""
+        local_tokens = load.local_tokens if load else num_computed_tokens
+        restored_tokens = load.external_tokens if load else 0
+        self.lives += 1
+        self.admitted_tokens += request.num_tokens - local_tokens
+        self.restored_tokens += restored_tokens
+        if request.num_preemptions:
+            self.resumed_local_tokens += local_tokens
+            self.resumed_restored_tokens += restored_tokens
+
+    def count_victims(self, victims: Sequence[RequestTracker], block_tokens: int) -> None:
+        """Count what preempted lives had computed, in full blocks of the first group."""
+        self.victim_tokens += block_tokens * sum(tracker.next_block[0] for tracker in victims)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

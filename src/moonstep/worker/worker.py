@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from moonstep.stores.base import Store
 from moonstep.wire import (
     BLOCK,
     GENERATION,
@@ -25,6 +26,7 @@ from moonstep.wire import (
 )
 from moonstep.worker.arena import EMPTY, Arena
 from moonstep.worker.device import ENDED, CpuDevice, DeviceFactory, Ticket
+from moonstep.worker.jobs import StoreJobs
 from moonstep.worker.pieces import Piece, block_bytes, slot_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class WorkerSettings(Protocol):
     def host_cache_bytes(self) -> int:
         """Bytes of host memory per engine, over all its ranks."""
         ...
+
+    @property
+    def store_threads(self) -> int: ...
+
+    @property
+    def shutdown_deadline_s(self) -> float: ...
 
 
 class StaleSlot(RuntimeError):
@@ -90,7 +98,8 @@ class MooncakeStoreWorker:
 
     All verbs are called on the engine's worker thread, in the order of its steps. ``rank`` is the
     rank in the engine, ``pieces[g]`` describes a block of group ``g``, ``block_count`` is the
-    number of the engine's blocks with the null block. ``device`` builds the device's side.
+    number of the engine's blocks with the null block. ``device`` builds the device's side;
+    ``store`` is what its jobs push to and fetch from, if there is one.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class MooncakeStoreWorker:
         block_count: int,
         pieces: Sequence[Sequence[Piece]],
         device: DeviceFactory = CpuDevice,
+        store: Store | None = None,
     ) -> None:
         self._rank = rank
         self._block_bytes: npt.NDArray[np.int64] = np.array(
@@ -110,6 +120,10 @@ class MooncakeStoreWorker:
         slots = settings.host_cache_bytes // world_size // bytes_per_slot if bytes_per_slot else 0
         self.arena = Arena(slots, bytes_per_slot)
         self._device = device(self.arena, pieces, block_count)
+        self._shutdown_deadline_s = settings.shutdown_deadline_s
+        self.jobs = store and StoreJobs(
+            self.arena, store, rank, self._block_bytes.tolist(), settings.store_threads
+        )
         self.stats = WorkerStats()
         self._open: deque[_Step] = deque()
         self._captured: list[int] = []
@@ -149,6 +163,8 @@ class MooncakeStoreWorker:
         empty, and the step is never reported as captured.
         """
         self._awaited = None
+        if self.jobs and plan.jobs:
+            self.jobs.start(plan.jobs)
         if not len(plan.captures):
             self._open.append(_Step(plan.step, _Outcome.NOTHING_TO_DO, ENDED))
             return
@@ -176,7 +192,8 @@ class MooncakeStoreWorker:
             self._has_news |= step.outcome is not _Outcome.NOTHING_TO_DO
             if step.outcome is _Outcome.STARTED:
                 self._captured.append(step.number)
-        if not self._has_news:
+        ended_jobs = self.jobs.collect() if self.jobs else ()
+        if not (self._has_news or ended_jobs):
             return None
         captured, self._captured = tuple(self._captured), []
         self._has_news = False
@@ -186,6 +203,7 @@ class MooncakeStoreWorker:
                     slots=self.slots,
                     through=self._through,
                     captured=captured,
+                    ended_jobs=ended_jobs,
                     capture_bytes=self.stats.capture_bytes,
                     restore_bytes=self.stats.restore_bytes,
                     capture_ns=self.stats.capture_ns,
@@ -195,7 +213,12 @@ class MooncakeStoreWorker:
         )
 
     def shutdown(self) -> None:
-        """End the device's work and the arena's thread. No verb may be called afterwards."""
+        """End jobs, the device's work and the arena's thread. No verb may be called afterwards.
+
+        Waits at most ``shutdown_deadline_s`` for jobs; the memory of what hangs then stays mapped.
+        """
+        if self.jobs:
+            self.jobs.close(self._shutdown_deadline_s)
         self._device.close()
         self.arena.close()
 

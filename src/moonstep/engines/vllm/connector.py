@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from moonstep.engines.vllm.stores import SchedulerStore
     from moonstep.scheduler.scheduler import MooncakeStoreScheduler
     from moonstep.worker.worker import MooncakeStoreWorker
 
@@ -83,15 +84,24 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             extra = self._kv_transfer_config.kv_connector_extra_config
             self.settings = Settings.parse(extra or {})
             self.facts: EngineFacts = engine_facts(vllm_config, kv_cache_config)
+        self._store: SchedulerStore | None = None
         if role == KVConnectorRole.SCHEDULER:
             from moonstep.scheduler.scheduler import MooncakeStoreScheduler
 
+            if self.settings.store:
+                from moonstep.engines.vllm.stores import SchedulerStore
+
+                with said_once(logger):
+                    self._store = SchedulerStore(
+                        self.settings, self.facts, vllm_config, kv_cache_config
+                    )
             self.scheduler = MooncakeStoreScheduler(
                 self.settings,
                 self.facts.groups,
                 self.facts.world_size,
                 self.facts.tokens_per_decode,
                 hashes_lag=self.facts.async_scheduling,
+                store=self._store.make_tier if self._store else None,
             )
             self._summary = Summary()
 
@@ -143,6 +153,9 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.scheduler.request_finished(request), None
 
+    def has_pending_push_work(self) -> bool:
+        return self.scheduler.has_pending_push_work()
+
     def reset_cache(self) -> bool:
         return self.scheduler.reset_cache()
 
@@ -151,6 +164,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         from moonstep.engines.vllm.devices import device_for
         from moonstep.engines.vllm.layout import cache_layout
+        from moonstep.engines.vllm.stores import worker_store
         from moonstep.worker.pieces import slot_bytes
         from moonstep.worker.worker import MooncakeStoreWorker
 
@@ -159,6 +173,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             need = slot_bytes(layout.pieces)
             self.settings.check(need, self.facts.world_size, machine_memory_bytes())
             device = device_for(layout.device_type)
+            store = worker_store(self.settings)
         self.worker = MooncakeStoreWorker(
             self.settings,
             self.facts.rank,
@@ -166,6 +181,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             layout.block_count,
             layout.pieces,
             device,
+            store,
         )
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -206,5 +222,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.SCHEDULER:
             logger.info("%s", self._summary.line(self.scheduler.stats))
+            if self._store is not None:
+                self._store.close()
         elif hasattr(self, "worker"):
             self.worker.shutdown()

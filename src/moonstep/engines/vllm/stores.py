@@ -1,0 +1,74 @@
+"""The store tier of a vLLM engine: lookups in the scheduler process, jobs in the workers."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from moonstep.config import SettingError, Settings
+from moonstep.engines.vllm.facts import EngineFacts
+from moonstep.engines.vllm.keyring import VllmKeyring
+from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.tier import StoreTier
+from moonstep.stores.asking import LookupThread
+from moonstep.stores.base import Store, StoreUnwell
+from moonstep.stores.checked import CheckedStore
+from moonstep.stores.measured import MeasuredStore
+from moonstep.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerStore:
+    """What the scheduler process needs for a store: keys, a thread that looks, the tier."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        facts: EngineFacts,
+        config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._keyring = VllmKeyring(settings, config, kv_cache_config)
+        self._lookup = LookupThread(_open(settings))
+        self._lookup.start()
+
+    def make_tier(self, index: HostIndex) -> StoreTier:
+        """The tier over ``index``. Once."""
+        return StoreTier(
+            self._settings,
+            self._facts.groups[0],
+            self._facts.world_size,
+            index,
+            self._keyring,
+            self._lookup,
+        )
+
+    def close(self) -> None:
+        """End the lookups, waiting no longer than a shutdown may."""
+        if not self._lookup.close(self._settings.shutdown_deadline_s):
+            logger.warning("moonstep: a look into the store hangs and is left behind")
+
+
+def worker_store(settings: Settings) -> Store | None:
+    """A worker's own store, measured and checked; ``None`` when none is set.
+
+    Raises:
+        SettingError: when it cannot be opened.
+    """
+    return CheckedStore(MeasuredStore(_open(settings))) if settings.store else None
+
+
+def _open(settings: Settings) -> Store:
+    if settings.store is None:
+        raise SettingError("store", None, "name a store")
+    try:
+        return open_store(settings.store)
+    except StoreUnwell as error:
+        raise SettingError("store", settings.store, f"it does not open: {error}") from error

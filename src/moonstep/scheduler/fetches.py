@@ -1,0 +1,245 @@
+"""Fetches: what the store has for a request that arrives, brought into slots before it is promised.
+
+Looking starts when a request arrives. While its bytes are on their way the answer is *pending*, for
+a bounded number of requests and until a deadline counted from the arrival; then the promise is what
+has come. One look and one plan a request: what failed is not asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from moonstep.engine import BlockHash, Request
+from moonstep.groups import last_boundary_tokens
+from moonstep.keys import Key, KeyMaker
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.jobs import OpenJob
+from moonstep.scheduler.objects import ObjectNames, ObjectShape, objects_of
+from moonstep.wire import SCRATCH, StoredObject
+
+OBJECTS_PER_JOB: Final = 4
+
+
+class StoreLookup(Protocol):
+    """Asks a store what it has, off the scheduler's thread. Neither verb blocks."""
+
+    def ask(self, ticket: int, keys: Sequence[Key]) -> None:
+        """Look for these keys; the answer comes under ``ticket``, or never."""
+
+    def answers(self) -> list[tuple[int, list[bool]]]:
+        """What has been found since the last call; nothing for a look that failed."""
+
+
+class FetchState(Enum):
+    """How far the look for a request's prefix has come."""
+
+    LOOKING = "looking"
+    FOUND = "found"
+    FETCHING = "fetching"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request that has arrived and was not admitted yet."""
+
+    request: Request
+    deadline_s: float
+    first: int
+    state: FetchState = FetchState.LOOKING
+    present: int = 0
+    """Objects of its prefix that the host cache or the store has, from the first."""
+    jobs: set[int] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
+    """Slots that came for it, pinned until it is admitted."""
+
+
+class Fetched(NamedTuple):
+    """What a fetch job brings: the new slots of each of its objects, and their request."""
+
+    request_id: str
+    parts: list[Placed | None]
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """What fetching has come to since the start."""
+
+    looks: int = 0
+    started_objects: int = 0
+    fetched_objects: int = 0
+    missed_objects: int = 0
+    abandoned_jobs: int = 0
+    pending_answers: int = 0
+
+
+class FetchPlanner:
+    """Arrivals and what is being brought for them. Scheduler thread only."""
+
+    def __init__(self, index: HostIndex, shape: ObjectShape, min_tokens: int) -> None:
+        self.counts = FetchCounts()
+        self.arrivals: dict[str, Arrival] = {}  # Invariant: oldest first
+        self._index = index
+        self._shape = shape
+        self._min_tokens = min_tokens
+        self._ticket_count = 0
+        self._request_of: dict[int, str] = {}
+        self._job_of: dict[BlockHash, int] = {}
+        self._failed: set[str] = set()
+
+    def arrive(self, request: Request, deadline_s: float) -> tuple[int, list[ObjectNames]] | None:
+        """Begin to look for a request's prefix: the ticket, and the objects to be asked for.
+
+        ``None`` if there is nothing to ask for, or a fetch for this request has failed before.
+        """
+        if request.request_id in self._failed:
+            return None
+        shape, hashes = self._shape, request.block_hashes
+        boundary = last_boundary_tokens(request.num_tokens, shape.group.block_tokens)
+        stop = boundary // shape.tokens
+        blocks = min(boundary // shape.group.block_tokens, len(hashes))
+        written = self._index.written_run(shape.group.index, hashes, 0, blocks)
+        first = written // shape.blocks
+        objects = objects_of(shape, hashes, first, stop)
+        if not objects or len(objects) * shape.tokens < self._min_tokens:
+            return None
+        self._ticket_count += 1
+        self._request_of[self._ticket_count] = request.request_id
+        self.arrivals[request.request_id] = Arrival(request, deadline_s, first)
+        self.counts.looks += 1
+        return self._ticket_count, objects
+
+    def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> None:
+        """The store has answered: an object counts if every rank's part of it is there."""
+        arrival = self.arrivals.get(self._request_of.pop(ticket, ""))
+        if arrival is None or arrival.state is not FetchState.LOOKING:
+            return
+        run = 0
+        while (run + 1) * rank_count <= len(present) and all(
+            present[run * rank_count : (run + 1) * rank_count]
+        ):
+            run += 1
+        arrival.present = arrival.first + run
+        worth_it = run > 0 and run * self._shape.tokens >= self._min_tokens
+        arrival.state = FetchState.FOUND if worth_it else FetchState.OVER
+
+    def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[ObjectNames, Columns]]:
+        """Objects to be fetched for an arrival, each with the blocks that have no slot yet.
+
+        Head first, up to so many slots. What another job is bringing is waited for, not asked for.
+        """
+        shape = self._shape
+        group = shape.group.index
+        wanted: list[tuple[ObjectNames, Columns]] = []
+        hashes = arrival.request.block_hashes
+        for each in objects_of(shape, hashes, arrival.first, arrival.present):
+            columns = Columns(group)
+            for at, name in enumerate(each.names):
+                if name in self._job_of:
+                    arrival.jobs.add(self._job_of[name])
+                elif not self._index.holds(group, name):
+                    columns.add(0, each.number * shape.blocks + at, name, 0)
+            if columns:
+                most_slots -= len(columns)
+                if most_slots < 0:
+                    break
+                wanted.append((each, columns))
+        return wanted
+
+    def place(
+        self, life: int, wanted: Sequence[tuple[ObjectNames, Columns]]
+    ) -> list[tuple[StoredObject, Placed]]:
+        """Slots for whole objects, head first, as far as there is room."""
+        placed_objects: list[tuple[StoredObject, Placed]] = []
+        for each, columns in wanted:
+            columns.lives = [life] * len(columns)
+            placed = self._index.plan(columns)
+            if placed is None:
+                break
+            if len(placed) < len(columns):
+                self._index.abandon(placed)
+                break
+            slot_of = dict(zip(placed.columns.names, placed.slots, strict=True))
+            slots = tuple(slot_of.get(name, SCRATCH) for name in each.names)
+            stored = StoredObject(columns.group, each.name, each.parent, slots, placed.generation)
+            placed_objects.append((stored, placed))
+        return placed_objects
+
+    def started(self, arrival: Arrival, number: int, parts: Sequence[Placed]) -> None:
+        """A job that brings ``parts`` for an arrival has a number."""
+        arrival.jobs.add(number)
+        self.counts.started_objects += len(parts)
+        for part in parts:
+            for name in part.columns.names:
+                self._job_of[name] = number
+
+    def ended(self, entry: OpenJob[Fetched]) -> list[BlockHash]:
+        """A fetch came back from every rank; the names of objects that did not come.
+
+        What came may be promised, and is pinned for its request while that waits.
+        """
+        arrival = self.arrivals.get(entry.detail.request_id)
+        missing: list[BlockHash] = []
+        parts = zip(entry.job.objects, entry.detail.parts, entry.done, strict=True)
+        for stored, part, done in parts:
+            if part is None:
+                continue
+            for name in part.columns.names:
+                if self._job_of.get(name) == entry.job.number:
+                    del self._job_of[name]
+            if not done:
+                self._index.abandon(part)
+                self.counts.missed_objects += 1
+                missing.append(stored.name)
+                self._failed.add(entry.detail.request_id)
+                continue
+            self.counts.fetched_objects += 1
+            if self._index.acknowledge(part) == len(part) and arrival is not None:
+                self._index.pin(part.slots)
+                arrival.held.extend(part.slots)
+        self._job_over(entry.job.number)
+        return missing
+
+    def abandoned(self, entry: OpenJob[Fetched]) -> None:
+        """Nobody waits for this job any more; its slots stay its own."""
+        self.counts.abandoned_jobs += 1
+        self._job_over(entry.job.number)
+
+    def drop(self, request_id: str) -> Arrival | None:
+        """The request was admitted or has ended: what was held for it is let go."""
+        arrival = self.arrivals.pop(request_id, None)
+        if arrival is not None:
+            self._index.unpin(arrival.held)
+        return arrival
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._failed.discard(request_id)
+
+    def reset(self) -> None:
+        """New keys: every look and every plan is over. What is held stays until it is let go."""
+        self._request_of.clear()
+        for arrival in self.arrivals.values():
+            arrival.state = FetchState.OVER
+
+    @property
+    def held_slots(self) -> int:
+        """Slots held for requests that wait."""
+        return sum(len(arrival.held) for arrival in self.arrivals.values())
+
+    def _job_over(self, number: int) -> None:
+        for arrival in self.arrivals.values():
+            arrival.jobs.discard(number)
+            if arrival.state is FetchState.FETCHING and not arrival.jobs:
+                arrival.state = FetchState.OVER
+
+
+def keys_asked(
+    keys: KeyMaker, rank_count: int, group: int, objects: Sequence[ObjectNames]
+) -> list[Key]:
+    """Every rank's key of every object: all ranks of the first object, then of the next."""
+    return [keys.key(group, rank, each.name) for each in objects for rank in range(rank_count)]

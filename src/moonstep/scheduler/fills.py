@@ -1,0 +1,61 @@
+"""When to look at which life: those that this step may have given a whole block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moonstep.groups import Group
+from moonstep.scheduler.tracker import RequestTracker
+from moonstep.scheduler.wheel import Wheel, steps_to_fill
+
+
+class FillClock:
+    """A wheel of lives, each entered under the step in which it can next fill a block.
+
+    ``tokens_per_decode`` is the most tokens that a decode settles in one step.
+    """
+
+    def __init__(self, groups: Sequence[Group], tokens_per_decode: int) -> None:
+        self._groups = tuple(groups)
+        self._tokens_per_decode = tokens_per_decode
+        self._wheel: Wheel[RequestTracker] = Wheel()
+
+    def enter(self, tracker: RequestTracker, step: int) -> None:
+        """Look at the life in ``step``."""
+        self._wheel.enter(tracker, step)
+
+    def leave(self, tracker: RequestTracker) -> None:
+        """Look at the life no more."""
+        self._wheel.leave(tracker)
+
+    def due(self, step: int, num_scheduled: Mapping[str, int]) -> list[RequestTracker]:
+        """The lives to look at in ``step``, settled to what it computes.
+
+        A life that is due but not scheduled is due again in the next step.
+        """
+        running: list[RequestTracker] = []
+        for tracker in self._wheel.due(step):
+            tokens = num_scheduled.get(tracker.request_id)
+            if tokens is None:
+                self._wheel.enter(tracker, step + 1)
+            else:
+                tracker.settle(tokens)
+                running.append(tracker)
+        return running
+
+    def enter_again(self, running: Sequence[RequestTracker], step: int) -> None:
+        """Enter lives that were looked at in ``step`` under their next one."""
+        for tracker in running:
+            steps = 1
+            if not tracker.is_prefilling:
+                steps = steps_to_fill(self._missing_tokens(tracker), self._tokens_per_decode)
+            self._wheel.enter(tracker, step + steps)
+
+    def _missing_tokens(self, tracker: RequestTracker) -> int:
+        """Tokens that the life's next block to be whole still lacks, over all groups."""
+        next_block, groups = tracker.next_block, self._groups
+        missing = (next_block[0] + 1) * groups[0].block_tokens - tracker.token_len
+        for group in groups[1:]:
+            boundary = (next_block[group.index] + 1) * group.block_tokens
+            missing = min(missing, boundary - tracker.token_len)
+        return missing

@@ -1,0 +1,317 @@
+"""The store tier as the scheduler half sees it: pushes and fetches, and who waits for them.
+
+``NoTier`` is what there is without a store: it has nothing, wants nothing and costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from moonstep.config import Settings
+from moonstep.engine import Request
+from moonstep.groups import Group
+from moonstep.keys import KeyMaker
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.fetches import (
+    OBJECTS_PER_JOB,
+    Arrival,
+    Fetched,
+    FetchPlanner,
+    FetchState,
+    StoreLookup,
+    keys_asked,
+)
+from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.jobs import JobLedger
+from moonstep.scheduler.objects import object_shape, objects_of
+from moonstep.scheduler.pushes import Bucket, PushQueue
+from moonstep.wire import Job, JobKind, RankReport, StoredObject
+
+
+class Keyring(Protocol):
+    """The keys of the weights that are served now."""
+
+    @property
+    def current(self) -> KeyMaker: ...
+
+    def reset(self) -> None:
+        """The caches were reset: what comes now has keys of its own."""
+
+
+class Tier(Protocol):
+    """What the scheduler half tells and asks a tier behind the host cache."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    @property
+    def owned_slots(self) -> int:
+        """Slots that are planned for fetches under way."""
+
+    def arrived(self, request: Request) -> None: ...
+
+    def is_pending(self, request_id: str) -> bool: ...
+
+    def admitted(self, request_id: str) -> None: ...
+
+    def finished(self, request_id: str) -> None: ...
+
+    def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None: ...
+
+    def went_on(self, request: Request, num_computed_tokens: int) -> None: ...
+
+    def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]: ...
+
+    def report(self, by_rank: Mapping[int, RankReport]) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def has_push_work(self) -> bool: ...
+
+
+TierMaker = Callable[[HostIndex], Tier]
+"""Makes the tier behind an index."""
+
+
+class NoTier:
+    """No store behind the host cache."""
+
+    is_idle = True
+    owned_slots = 0
+
+    def arrived(self, request: Request) -> None:
+        pass
+
+    def is_pending(self, request_id: str) -> bool:
+        return False
+
+    def admitted(self, request_id: str) -> None:
+        pass
+
+    def finished(self, request_id: str) -> None:
+        pass
+
+    def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
+        pass
+
+    def went_on(self, request: Request, num_computed_tokens: int) -> None:
+        pass
+
+    def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:
+        return ()
+
+    def report(self, by_rank: Mapping[int, RankReport]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def has_push_work(self) -> bool:
+        return False
+
+
+class StoreTier:
+    """Pushes what is captured, fetches what arriving requests need. Scheduler thread only."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: Group,
+        rank_count: int,
+        index: HostIndex,
+        keyring: Keyring,
+        lookup: StoreLookup,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._shape = object_shape(group, settings.chunk_tokens)
+        self._rank_count = rank_count
+        self._index = index
+        self._keyring = keyring
+        self._lookup = lookup
+        self._clock = clock
+        self.pushes = PushQueue(index)
+        self.fetches = FetchPlanner(index, self._shape, settings.min_fetch_tokens)
+        self._push_jobs: JobLedger[None] = JobLedger(rank_count)
+        self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
+        self._bucket = Bucket(settings.push_bytes_per_s, clock())
+        self._pending: set[str] = set()
+        self._job_count = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._push_jobs or self._fetch_jobs or self.pushes or self.fetches.arrivals)
+
+    @property
+    def owned_slots(self) -> int:
+        return self._fetch_jobs.busy_slots
+
+    @property
+    def quarantined_slots(self) -> int:
+        """Slots of abandoned jobs, which nobody may touch until their calls have come back."""
+        return self._push_jobs.quarantined_slots + self._fetch_jobs.quarantined_slots
+
+    # Requests.
+
+    def arrived(self, request: Request) -> None:
+        """A request arrives, or comes back after a preemption: begin to look for its prefix."""
+        if not self._index.slot_count:
+            return
+        self.admitted(request.request_id)
+        deadline_s = self._clock() + self._settings.fetch_deadline_s
+        asked = self.fetches.arrive(request, deadline_s)
+        if asked is not None:
+            ticket, objects = asked
+            group = self._shape.group.index
+            keys = keys_asked(self._keyring.current, self._rank_count, group, objects)
+            self._lookup.ask(ticket, keys)
+
+    def is_pending(self, request_id: str) -> bool:
+        """Whether the request should wait: its bytes are on their way, and in time."""
+        self._take_answers()
+        arrival = self.fetches.arrivals.get(request_id)
+        waits = (
+            arrival is not None
+            and arrival.state is not FetchState.OVER
+            and self._clock() < arrival.deadline_s
+            and (request_id in self._pending or len(self._pending) < self._settings.max_pending)
+        )
+        if waits:
+            self._pending.add(request_id)
+            self.fetches.counts.pending_answers += 1
+        else:
+            self._pending.discard(request_id)
+        return waits
+
+    def admitted(self, request_id: str) -> None:
+        """The request waits no more: what was held for it has been promised, or is not wanted."""
+        self._pending.discard(request_id)
+        self.fetches.drop(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """The request has ended, and its id may come again as another."""
+        self.admitted(request_id)
+        self.fetches.forget(request_id)
+
+    # What there is to push.
+
+    def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
+        """Blocks were captured on every rank: objects that are whole now may be pushed."""
+        if self._settings.push == "reuse":
+            return
+        whole = {
+            (life, depth // self._shape.blocks)
+            for life, depth in zip(columns.lives, columns.depths, strict=True)
+        }
+        for life, number in sorted(whole):
+            request = requests.get(life)
+            if request is not None:
+                self._offer(request, number, number + 1)
+
+    def went_on(self, request: Request, num_computed_tokens: int) -> None:
+        """A request goes on from a prefix that was there: its objects are used again."""
+        self._offer(request, 0, num_computed_tokens // self._shape.tokens)
+
+    def _offer(self, request: Request, first: int, stop: int) -> None:
+        group = self._shape.group.index
+        objects = objects_of(self._shape, request.block_hashes, first, stop)
+        here = [o for o in objects if self._index.has_written(group, o.names)]
+        self.pushes.offer(request.request_id, group, here)
+
+    def has_push_work(self) -> bool:
+        """Whether the engine should go on stepping although no request needs it."""
+        return bool(self._push_jobs.awaited or self._fetch_jobs.awaited) or (
+            bool(self.pushes) and self._room() > 0
+        )
+
+    # One step.
+
+    def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:
+        """The jobs that this step starts."""
+        now_s = self._clock()
+        for late in self._fetch_jobs.abandon_late(now_s):
+            self.fetches.abandoned(late)
+        for late_push in self._push_jobs.abandon_late(now_s):
+            self.pushes.counts.abandoned += len(late_push.job.objects)
+        self._take_answers()
+        jobs = self._plan_fetches(now_s, new_life)
+        if self.pushes:
+            jobs += self._plan_pushes(now_s)
+        return tuple(jobs)
+
+    def report(self, by_rank: Mapping[int, RankReport]) -> None:
+        """Take in the ends of jobs."""
+        group = self._shape.group.index
+        for entry in self._push_jobs.settle(by_rank):
+            self.pushes.ended(entry)
+        for fetched in self._fetch_jobs.settle(by_rank):
+            for name in self.fetches.ended(fetched):
+                self.pushes.known.discard(group, name)
+
+    def reset(self) -> None:
+        """The caches were reset: new keys, and nothing from before is waited for."""
+        self._keyring.reset()
+        self.pushes.reset()
+        self.fetches.reset()
+
+    def _take_answers(self) -> None:
+        for ticket, present in self._lookup.answers():
+            self.fetches.found(ticket, present, self._rank_count)
+
+    def _room(self) -> int:
+        """Slots that further jobs may own."""
+        most = int(self._settings.max_busy_share * self._index.slot_count)
+        return most - self._push_jobs.busy_slots - self._fetch_jobs.busy_slots
+
+    def _plan_fetches(self, now_s: float, new_life: Callable[[], int]) -> list[Job]:
+        jobs: list[Job] = []
+        for arrival in self.fetches.arrivals.values():
+            if arrival.state is not FetchState.FOUND:
+                continue
+            share = int(self._settings.fetch_share * self._index.slot_count)
+            left = share - self.fetches.held_slots - self._fetch_jobs.busy_slots
+            room = min(left, self._room())
+            if room < self._shape.blocks:
+                break  # oldest first: whoever comes later waits behind
+            wanted = self.fetches.wanted(arrival, room)
+            placed = self.fetches.place(new_life(), wanted)
+            arrival.state = FetchState.FETCHING
+            jobs += [
+                self._fetch_job(arrival, placed[start : start + OBJECTS_PER_JOB], now_s)
+                for start in range(0, len(placed), OBJECTS_PER_JOB)
+            ]
+            if not arrival.jobs:
+                arrival.state = FetchState.OVER
+        return jobs
+
+    def _fetch_job(
+        self, arrival: Arrival, placed: Sequence[tuple[StoredObject, Placed]], now_s: float
+    ) -> Job:
+        parts = [part for _, part in placed]
+        objects = tuple(stored for stored, _ in placed)
+        job = self._job(JobKind.FETCH, arrival.request.request_id, objects)
+        slot_count = sum(len(part) for part in parts)
+        deadline_s = max(arrival.deadline_s, now_s)
+        detail = Fetched(arrival.request.request_id, list(parts))
+        self._fetch_jobs.open(job, detail, slot_count, deadline_s)
+        self.fetches.started(arrival, job.number, parts)
+        return job
+
+    def _plan_pushes(self, now_s: float) -> list[Job]:
+        jobs: list[Job] = []
+        nbytes = self._shape.nbytes * self._rank_count
+        most = self._bucket.objects(nbytes, now_s, self._room() // self._shape.blocks)
+        for request_id, objects in self.pushes.take(most):
+            job = self._job(JobKind.PUSH, request_id, tuple(objects))
+            slot_count = sum(len(each.slots) for each in objects)
+            self._push_jobs.open(job, None, slot_count, now_s + self._settings.push_deadline_s)
+            self._bucket.spend(len(objects) * nbytes)
+            jobs.append(job)
+        return jobs
+
+    def _job(self, kind: JobKind, request_id: str, objects: tuple[StoredObject, ...]) -> Job:
+        self._job_count += 1
+        keys = self._keyring.current
+        return Job(self._job_count, kind, request_id, keys, objects)
