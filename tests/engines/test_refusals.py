@@ -157,6 +157,27 @@ def test_a_host_cache_larger_than_the_machine(
     assert f"this machine has {machine.machine_memory_bytes()} bytes" in line
 
 
+@pytest.mark.parametrize(
+    ("shape", "device", "named"),
+    [
+        ((7, 2, 4, 8), "cpu", "the KV cache layout of layer 'model.layers.0.self_attn.attn'"),
+        ((24, 2, 4, 8), "meta", "KV memory on 'meta' is not supported"),
+    ],
+    ids=["no dimension counts the blocks", "no such device"],
+)
+def test_memory_that_it_cannot_copy(
+    shape: tuple[int, ...], device: str, named: str, lines: list[str]
+) -> None:
+    config = configured()
+    connector = create(config, KVConnectorRole.WORKER)
+    caches = {
+        name: torch.zeros(shape, device=device)
+        for name in config.rank_kv[0].kv_cache_groups[0].layer_names
+    }
+    assert named in refusal(lambda: connector.register_kv_caches(caches), lines)
+    connector.shutdown()
+
+
 def test_what_is_fine_is_not_remarked_upon(lines: list[str]) -> None:
     create(configured())
     register(configured())
