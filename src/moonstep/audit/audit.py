@@ -82,12 +82,11 @@ def command(order: Order, *more: str) -> str:
 
 def plan(order: Order) -> tuple[list[Job], list[Job]]:
     """Jobs of the scenarios, and jobs of the random histories."""
-    base = replace(BASE, groups=order.groups)
     of_scenarios: list[Job] = [
-        ScenarioJob(name, shape, order.connector, variant)
+        ScenarioJob(name, shape, order.connector, variant, order.groups)
         for name in order.scenarios
         for variant in connectors.variants_of(order.connector)
-        for shape in matrix(base)
+        for shape in matrix(BASE)
     ]
     count = -(-order.steps // driver.HISTORY_STEPS)
     length = min(order.steps, driver.HISTORY_STEPS)

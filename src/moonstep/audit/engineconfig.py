@@ -135,7 +135,6 @@ def _rank_specs(shape: Shape) -> list[dict[str, Any]]:
         "full": ["full"],
         "window": ["window"],
         "full+window": ["full", "window"],
-        "full+full": ["full", "full"],
     }[shape.groups]
     ranks: list[dict[str, Any]] = []
     stage_layers = shape.layers * len(kinds)

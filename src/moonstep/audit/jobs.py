@@ -29,6 +29,7 @@ class ScenarioJob:
     shape: Shape
     connector: ConnectorChoice
     variant: str = ""
+    groups: Groups = "full"
     deadline_s: float = SCENARIO_DEADLINE_S
 
     def parts(self) -> Sequence[int]:
@@ -41,7 +42,8 @@ class ScenarioJob:
         from moonstep.audit.scenarios.stage import play
 
         del part
-        return play(scenarios.by_name(self.scenario), self.shape, self.connector, self.variant)
+        scenario = scenarios.by_name(self.scenario)
+        return play(scenario, self.shape, self.connector, self.variant, self.groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,10 @@ class RankMemory:
         self.block_tokens = [
             int(spec.kv_cache_spec.block_size) for spec in kv_cache_config.kv_cache_groups
         ]
+        self.window_tokens: list[int | None] = [
+            getattr(spec.kv_cache_spec, "sliding_window", None)
+            for spec in kv_cache_config.kv_cache_groups
+        ]
         self.content = [
             np.zeros((self._block_count, tokens), np.uint64) for tokens in self.block_tokens
         ]

@@ -202,17 +202,19 @@ class Rank:
         return np.concatenate(blocks), np.concatenate(slots), np.concatenate(states)
 
     def _check_prefix(self, step: Step, work: RequestWork, group: int) -> None:
-        """Report tokens before this work whose KV is not the oracle's."""
+        """Report tokens that this work attends to and whose KV is not the oracle's.
+
+        The null block never holds anybody's KV, so a window that reaches into it is reported.
+        """
         if work.start == 0:
             return
         tokens = self.memory.block_tokens[group]
         table = np.array(self.tables[work.request][group], np.int64)
-        positions = np.arange(work.start)
+        window = self.memory.window_tokens[group]
+        first = 0 if window is None else max(0, work.start - window + 1)
+        positions = np.arange(first, work.start)
         blocks = table[positions // tokens]
-        states = work.sequence.states(0, work.start) ^ step.salt
-        real = np.nonzero(blocks)[0]
-        if len(real) < len(positions):
-            positions, blocks, states = positions[real], blocks[real], states[real]
+        states = work.sequence.states(first, work.start) ^ step.salt
         slots = positions % tokens
         wrong = self.memory.wrong_tokens(group, blocks, slots, states)
         if len(wrong) == 0:

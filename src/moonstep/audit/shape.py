@@ -10,7 +10,7 @@ from typing import Any, Literal
 Runner = Literal["v1", "v2"]
 Policy = Literal["fcfs", "priority"]
 Executor = Literal["in-process", "multi-process"]
-Groups = Literal["full", "full+window", "window", "full+full"]
+Groups = Literal["full", "full+window", "window"]
 
 LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 """Memory layouts of `vllm.v1.kv_cache_layout.KVCacheLayout` whose blocks are contiguous a layer."""
@@ -48,11 +48,16 @@ class Shape:
     window_tokens: int = 10
 
     def __post_init__(self) -> None:
-        usable_tokens = (self.blocks - 1) * self.block_tokens
+        usable_tokens = (self.blocks - 1) // self.group_count * self.block_tokens
         if usable_tokens < self.max_tokens + self.block_tokens:
             raise ValueError(f"{self.blocks} blocks do not hold {self.max_tokens} tokens")
         if not self.chunked and self.budget_tokens < self.max_tokens:
             raise ValueError("without chunked prefill the budget must hold a whole prompt")
+
+    @property
+    def group_count(self) -> int:
+        """KV cache groups, which draw their blocks from one pool."""
+        return 2 if "+" in self.groups else 1
 
     def as_dict(self) -> dict[str, Any]:
         """Only what differs from the default shape."""
@@ -115,7 +120,7 @@ def random_shape(rng: random.Random, groups: Groups = "full") -> Shape:
         groups=groups,
         layout=rng.choice(LAYOUTS),
         block_tokens=block_tokens,
-        blocks=max_blocks + rng.randint(3, 10),
+        blocks=(2 if "+" in groups else 1) * max_blocks + rng.randint(3, 10),
         seats=rng.randint(2, 5),
         budget_tokens=rng.choice((8, 16, 32)) if chunked else max_tokens,
         max_tokens=max_tokens,

@@ -51,7 +51,7 @@ def audit(
     steps: Annotated[int, typer.Option(min=0, help="Engine steps of random histories.")] = 20_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first random history.")] = 0,
     groups: Annotated[
-        str, typer.Option(help="KV cache groups: full, window, full+window or full+full.")
+        str, typer.Option(help="KV cache groups: full, window or full+window.")
     ] = "full",
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
     json_file: Annotated[

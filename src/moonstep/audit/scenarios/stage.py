@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import connectors, driver
 from moonstep.audit.findings import DEADLY, HANGING, Finding, Kind
 from moonstep.audit.history import Abort, Arrive, Close, Extend, Reset
-from moonstep.audit.shape import Shape
+from moonstep.audit.shape import Groups, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,11 +179,18 @@ class Stage:
         return self.engine.clients.by_id[name].received
 
 
+def with_groups(shape: Shape, groups: Groups) -> Shape:
+    """The same shape with other KV cache groups, and memory for as many tokens."""
+    group_count = 2 if "+" in groups else 1
+    return replace(shape, groups=groups, blocks=group_count * (shape.blocks - 1) + 1)
+
+
 def play(
     scenario: Scenario,
     shape: Shape,
     connector: ConnectorChoice,
     variant: str = "",
+    groups: Groups = "full",
     limits: Limits | None = None,
 ) -> Result:
     """Run a scenario in one shape of the matrix, with one of the connector's sets of settings."""
@@ -196,7 +203,7 @@ def play(
             reasons.append(str(reason))
 
     try:
-        shape = scenario.adapt(shape)
+        shape = with_groups(scenario.adapt(shape), groups)
     except DoesNotApply as reason:
         return Result(scenario.name, shape, Status.NOT_APPLICABLE, variant, str(reason))
     outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
