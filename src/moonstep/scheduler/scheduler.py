@@ -116,18 +116,15 @@ class MooncakeStoreScheduler:
     ) -> tuple[int | None, bool]:
         """Tokens beyond the engine's own hit that can be restored, and whether in slices.
 
-        ``None``: bytes are on their way from the store, ask again in the next step.
-
-        ``num_computed_tokens`` is that hit, a multiple of the block size. May be asked again in
-        every step; changes nothing but the note of what was answered.
+        ``num_computed_tokens`` is that hit, a multiple of the block size. ``None``: bytes are on
+        their way from the store, ask again in the next step. Changes nothing but what it notes.
         """
         if self.tier.is_pending(request.request_id):
             return None, False
         hit = 0
         if not request.skip_reading_prefix_cache and options_of(request).load:
             hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
-            if hit < self._settings.min_hit_tokens:
-                hit = 0
+            hit = hit if hit >= self._settings.min_hit_tokens else 0
         left_bytes = self._settings.sync_restore_bytes - self._sync_bytes
         sliced = hit > 0 and self._bytes_of(hit) > left_bytes
         self._promises[request.request_id] = LoadSpec(num_computed_tokens, hit, sliced)
