@@ -49,6 +49,11 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body with its docstring; a command's options are its signature, not its code."""
+    return (function.end_lineno or 0) - function.body[0].lineno + 1
+
+
 def is_in(module: str, rooms: tuple[str, ...]) -> bool:
     return any(
         module == f"moonstep.{room}" or module.startswith(f"moonstep.{room}.") for room in rooms
@@ -106,7 +111,7 @@ def test_functions_stay_short() -> None:
         f"{path.relative_to(ROOT)}:{function.name}": lines
         for path in sources()
         for function in functions(path)
-        if (lines := (function.end_lineno or 0) - function.lineno + 1) > MOST_LINES_A_FUNCTION
+        if (lines := body_lines(function)) > MOST_LINES_A_FUNCTION
     }
 
 
