@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moonstep.config import SettingError, Settings
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"^\| `(\w+)` \| `(.+?)` \| .+ \|$", flags=re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (`.+?`|not set) \| .+ \|$", flags=re.MULTILINE)
+STORE = "memory://documents"
 
 
-def rows() -> dict[str, str]:
-    section = (ROOT / "README.md").read_text().split("## Settings")[1].split("\n## ")[0]
-    return dict(ROW.findall(section))
+def rows(document: str) -> dict[str, Any]:
+    """Default by name in a document's tables of settings; those not set are left out."""
+    found = ROW.findall((ROOT / document).read_text())
+    return {
+        name: json.loads(text.strip("`")) if text != "not set" else None for name, text in found
+    }
 
 
 def known_settings() -> set[str]:
@@ -25,14 +31,18 @@ def known_settings() -> set[str]:
     return set(str(refusal.value).split("there are ")[1].split(", "))
 
 
-def test_the_table_of_settings_is_complete() -> None:
-    assert set(rows()) == known_settings()
+def test_the_tables_of_settings_are_complete() -> None:
+    assert set(rows("docs/settings.md")) == known_settings()
+    assert set(rows("README.md")) <= known_settings()
 
 
-def test_the_defaults_in_the_table_are_the_defaults() -> None:
-    written = {name: text.strip('"') for name, text in rows().items()}
-    values = {name: int(text) if text.isdigit() else text for name, text in written.items()}
-    assert Settings.parse(values) == Settings()
+@pytest.mark.parametrize("document", ["README.md", "docs/settings.md"])
+def test_the_defaults_in_the_tables_are_the_defaults(document: str) -> None:
+    written = {name: value for name, value in rows(document).items() if value is not None}
+    assert written
+    assert Settings.parse({**written, "store": STORE}) == Settings.parse({"store": STORE})
+    for name in rows(document).keys() - written.keys():
+        assert getattr(Settings(), name) is None
 
 
 def test_links_between_documents_lead_somewhere() -> None:
