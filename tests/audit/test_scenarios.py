@@ -8,13 +8,14 @@ import pytest
 from moonstep.audit import scenarios
 from moonstep.audit.connectors import variants_of
 from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.scenarios import stores
 from moonstep.audit.scenarios.stage import BASE, Scenario, Status, play
 from moonstep.audit.shape import matrix
 
 MOONSTEP = ConnectorChoice("MoonstepConnector")
 EXAMPLE = ConnectorChoice("example_connector:ExampleConnector")
 SHAPES = list(matrix(BASE))
-OF_STORES = {"puts-waiting", "gets-fail", "store-full", "evicted-between", "store-raises"}
+OF_STORES = {scenario.name for scenario in stores.SCENARIOS}
 NOT_ALL_SHAPES = {"priority-preemption", "two-stages", "lag", "lag-abort"}
 
 

@@ -91,15 +91,15 @@ class KeptWatch:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        self._seen: dict[tuple[int, int, bytes, str], tuple[int, int]] = {}
         self._turn = 0
 
     def compare(self, engine: Engine, inspector: Inspector, everything: bool = False) -> None:
         """Report the first kept block that is wrong."""
         self._turn += 1
-        seen: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        seen: dict[tuple[int, int, bytes, str], tuple[int, int]] = {}
         for number, kept in enumerate(inspector.kept()):
-            key = (kept.rank, kept.group, kept.block_hash)
+            key = (kept.rank, kept.group, kept.block_hash, kept.source)
             stamp = (kept.stamp, engine.epoch)
             known = self._seen.get(key) == stamp
             if everything or not known or (number + self._turn) % KEPT_TURNS == 0:
@@ -110,13 +110,16 @@ class KeptWatch:
     def _compare_one(self, engine: Engine, kept: Kept) -> None:
         engine.counts.kept_compared += 1
         memory = engine.ranks[kept.rank].memory
-        states = engine.clients.registry.states(kept.block_hash, memory.block_tokens[kept.group])
+        tokens = memory.block_tokens[kept.group]
+        states = engine.clients.registry.states(kept.block_hash, kept.blocks * tokens)
         if states is None:
             engine.report(Kind.WRONG_KEPT, f"a hash nobody computed: {kept.block_hash.hex()}")
-        elif memory.block_bytes(kept.group, states ^ engine.salt) != kept.read():
+            return
+        parts = (states ^ engine.salt).reshape(kept.blocks, tokens)
+        if b"".join(memory.block_bytes(kept.group, part) for part in parts) != kept.read():
             engine.report(
                 Kind.WRONG_KEPT,
-                f"rank {kept.rank} group {kept.group}: the object under {kept.block_hash.hex()} "
+                f"rank {kept.rank} group {kept.group} {kept.source}: the object under {kept.block_hash.hex()[:16]} "
                 "does not hold the KV of that prefix",
             )
 

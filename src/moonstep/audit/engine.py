@@ -94,12 +94,14 @@ class Engine:
             self.scheduler, self.shape, hasher, config.hash_block_tokens, self.reporter
         )
         self.inspector = None
+        self._store: connectors.StoreControl | None = None
         self._aggregator: Any = None
         if connected:
             self._aggregator = assembly.make_aggregator(self.scheduler, self.ranks)
             assembly.shake_hands(self.scheduler, self.ranks, self.shape)
             halves = [rank.connector for rank in self.ranks]
             self.inspector = connectors.inspect(self.scheduler.connector, halves)
+            self._store = connectors.store_of(self.scheduler.connector)
 
     def _forgive(self, block: int) -> bool:
         """Whether the engine itself put this block into its prefix cache without computing it."""
@@ -129,6 +131,9 @@ class Engine:
                     self._late_aborts.append(name)
                 else:
                     self._guard("finish_requests", self.clients.abort, name)
+            case history.Fault(kind, verbs):
+                if self._store is not None:
+                    self._store.inject(kind, verbs.split(","))
             case history.Reset(running, connector):
                 self._guard("reset_prefix_cache", self._reset, running, connector)
 
@@ -367,6 +372,8 @@ class Engine:
 
     def drain(self) -> None:
         """Close sessions, step until nothing is left, check that all is as at the start."""
+        if self._store is not None:
+            self._store.clear()
         self._close_sessions()
         for _ in range(self.limits.drain_steps):
             if not self.step():

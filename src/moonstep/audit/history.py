@@ -77,9 +77,26 @@ class Reset:
     connector: bool = False
 
 
-Event: TypeAlias = Step | Arrive | Extend | Close | Abort | Reset
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The store under the connector goes wrong, for some verbs, until the next such event.
+
+    `kind` is one of `FAULTS`; without a store that can be told, nothing happens.
+    """
+
+    kind: str
+    verbs: str = "put,get,contains"
+
+
+FAULTS = (
+    "none", "missing", "vanishing", "late", "short", "too few answers", "failing", "unwell",
+    "broken", "lying", "flipping bits", "full", "hanging",
+)  # fmt: skip
+"""What can be wrong with a store; "none" ends a fault, and lets calls go on that hang."""
+
+Event: TypeAlias = Step | Arrive | Extend | Close | Abort | Reset | Fault
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (Step, Arrive, Extend, Close, Abort, Reset)
+    kind.__name__.lower(): kind for kind in (Step, Arrive, Extend, Close, Abort, Reset, Fault)
 }
 
 
@@ -93,7 +110,8 @@ def to_line(event: Event) -> str:
     for spec in fields(event):
         value = getattr(event, spec.name)
         if value != spec.default:
-            words.append(f"{spec.name}={int(value) if isinstance(value, bool) else value}")
+            text = str(int(value) if isinstance(value, bool) else value).replace(" ", "-")
+            words.append(f"{spec.name}={text}")
     return " ".join(words)
 
 
@@ -114,6 +132,8 @@ def from_line(line: str) -> Event:
         if key not in types:
             raise ValueError(f"unknown field {key!r} in {line!r}")
         values[key] = text if types[key] == "str" else int(text)
+        if kind is Fault and key == "kind":
+            values[key] = text.replace("-", " ")
         if types[key] == "bool":
             values[key] = bool(values[key])
     event: Event = kind(**values)
@@ -159,8 +179,10 @@ class Generator:
             return self._arrive()
         if roll < 0.93:
             return Abort(self._rng.choice(self._recent[-8:]), self._rng.random() < 0.5)
-        if roll < 0.96:
+        if roll < 0.955:
             return Reset(self._rng.random() < 0.6, self._rng.random() < 0.4)
+        if roll < 0.98:
+            return self._fault()
         if self._sessions:
             return self._session_event()
         return Step(2)
@@ -197,6 +219,12 @@ class Generator:
             streaming=streaming,
             follows=rng.choice(self._recent[-6:]) if rng.random() < 0.15 else "",
         )
+
+    def _fault(self) -> Fault:
+        if self._rng.random() < 0.4:
+            return Fault("none")
+        verbs = self._rng.choice(("put", "get", "contains", "put,get,contains"))
+        return Fault(self._rng.choice(FAULTS), verbs)
 
     def _session_event(self) -> Event:
         name = self._rng.choice(self._sessions[-3:])

@@ -17,7 +17,8 @@ class Kept:
     """One block that the connector would serve: `block_hash` is the engine's, without group id.
 
     `read` gives the group's layers in the order of its `layer_names`, each with the bytes of
-    the block in memory order. `stamp` changes whenever the bytes may have.
+    the block in memory order; of several `blocks`, one after the other, the hash is that of the
+    last. `stamp` changes whenever the bytes may have; `source` tells places of one connector apart.
     """
 
     group: int
@@ -25,6 +26,8 @@ class Kept:
     rank: int
     stamp: int
     read: Callable[[], bytes]
+    blocks: int = 1
+    source: str = ""
 
 
 class Inspector(Protocol):

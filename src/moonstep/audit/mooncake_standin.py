@@ -31,13 +31,10 @@ class SharedStore:
         self.objects: dict[str, bytes] = {}
         self.stamps: dict[str, int] = {}
         self._stamp = 0
-        self._open = {verb: threading.Event() for verb in ("put", "get", "exist")}
-        for gate in self._open.values():
-            gate.set()
-        self.failing: str = ""
-        self.is_full = False
-        self.evicts = False
-        self.raises = False
+        self._open = {verb: threading.Event() for verb in ("put", "get", "contains")}
+        self.fault = "none"
+        self.verbs: frozenset[str] = frozenset()
+        self.clear()
 
     def fresh(self) -> None:
         """Forget all objects: another engine begins."""
@@ -48,8 +45,10 @@ class SharedStore:
     def put(self, key: str, payload: bytes) -> int:
         """Keep an object, unless there is one of this key."""
         with self.lock:
-            if self.is_full:
+            if self.is_faulty("full", "put"):
                 return NO_SPACE
+            if self.is_faulty("failing", "put"):
+                return TRANSFER_FAILED
             if key not in self.objects:
                 self._stamp += 1
                 self.objects[key] = payload
@@ -59,60 +58,29 @@ class SharedStore:
     def wait_for(self, verb: str) -> None:
         """Block while calls of this verb are held back."""
         self._open[verb].wait()
-        if self.raises:
+        if self.is_faulty("unwell", verb):
             raise RuntimeError(f"the stand-in's {verb} was told to raise")
 
-    @contextmanager
-    def held(self, verb: str) -> Iterator[None]:
-        """Calls of this verb wait until the `with` ends."""
-        self._open[verb].clear()
-        try:
-            yield
-        finally:
-            self._open[verb].set()
+    def inject(self, kind: str, verbs: Sequence[str]) -> bool:
+        """Go wrong until told otherwise; see `moonstep.audit.history.FAULTS`."""
+        self.clear()
+        if kind not in ("none", "vanishing", "failing", "unwell", "full", "hanging"):
+            return False
+        self.fault, self.verbs = kind, frozenset(verbs)
+        for verb, gate in self._open.items():
+            if kind == "hanging" and verb in self.verbs:
+                gate.clear()
+        return True
 
-    @contextmanager
-    def failing_gets(self, which: str) -> Iterator[None]:
-        """Gets fail for some objects of each call, or raise."""
-        self.failing = which
-        try:
-            yield
-        finally:
-            self.failing = ""
+    def clear(self) -> None:
+        """Be well again; calls that hang go on."""
+        self.fault, self.verbs = "none", frozenset()
+        for gate in self._open.values():
+            gate.set()
 
-    @contextmanager
-    def full(self) -> Iterator[None]:
-        """Puts are refused."""
-        self.is_full = True
-        try:
-            yield
-        finally:
-            self.is_full = False
-
-    @contextmanager
-    def evicting_before_get(self) -> Iterator[None]:
-        """Every get finds its objects gone."""
-        self.evicts = True
-        try:
-            yield
-        finally:
-            self.evicts = False
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Every call raises."""
-        self.raises = True
-        try:
-            yield
-        finally:
-            self.raises = False
-
-    def fails(self, index: int, count: int) -> bool:
-        """Whether the get of object `index` of `count` is to fail."""
-        if self.failing == "raise":
-            raise RuntimeError("the stand-in's get was told to raise")
-        wanted = {"first": [0], "middle": [count // 2], "last": [count - 1], "all": range(count)}
-        return index in wanted.get(self.failing, [])
+    def is_faulty(self, kind: str, verb: str) -> bool:
+        """Whether calls of this verb go wrong in this way now."""
+        return self.fault == kind and verb in self.verbs
 
 
 STORE = SharedStore()
@@ -145,7 +113,7 @@ class MooncakeDistributedStore:
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """1 for each key that is there, 0 for the others."""
-        STORE.wait_for("exist")
+        STORE.wait_for("contains")
         with STORE.lock:
             return [int(key in STORE.objects) for key in keys]
 
@@ -173,10 +141,10 @@ class MooncakeDistributedStore:
         STORE.wait_for("get")
         answers = []
         for index, key in enumerate(keys):
-            if STORE.evicts:
+            if STORE.is_faulty("vanishing", "get"):
                 with STORE.lock:
                     STORE.objects.pop(key, None)
-            if STORE.fails(index, len(keys)):
+            if STORE.is_faulty("failing", "get"):
                 answers.append(TRANSFER_FAILED)
             else:
                 answers.append(_copy_out(key, addresses[index], sizes[index]))

@@ -26,22 +26,14 @@ _MODULES = {
 
 
 class StoreControl(Protocol):
-    """A store under a connector that fails on command; each verb lasts as long as its `with`."""
+    """A store under a connector that fails on command."""
 
-    def held(self, verb: str) -> AbstractContextManager[Any]:
-        """Calls of this verb ("put" or "get") wait; they go on when the `with` ends."""
+    def inject(self, kind: str, verbs: Sequence[str]) -> bool:
+        """Go wrong in a way of `history.FAULTS`, for these of put, get and contains, until told
+        otherwise; False, and nothing happens, for a way it does not know."""
 
-    def failing_gets(self, which: str) -> AbstractContextManager[Any]:
-        """Gets fail for the "first", "middle", "last" or "all" objects of a call, or "raise"."""
-
-    def full(self) -> AbstractContextManager[Any]:
-        """Every put is refused for want of space."""
-
-    def evicting_before_get(self) -> AbstractContextManager[Any]:
-        """Objects are gone when they are fetched, although a lookup found them."""
-
-    def raising(self) -> AbstractContextManager[Any]:
-        """Every call raises."""
+    def clear(self) -> None:
+        """Be well again; calls that hang go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from moonstep.audit.connectors import Kit
 from moonstep.audit.engineconfig import block_bytes
 from moonstep.audit.inspector import Kept
+from moonstep.stores import memory
+from moonstep.stores.faulty import Fault, FaultyStore
+from moonstep.stores.header import HEADER_BYTES, verify
+from moonstep.stores.urls import open_store
 
 if TYPE_CHECKING:
     import random
@@ -16,11 +22,15 @@ if TYPE_CHECKING:
     from moonstep.audit.shape import Shape
 
 
+SHELF = "audit"
+"""Name of the store in memory that both halves open."""
+
+
 def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
     """A host cache of a few blocks up to some more than the engine has, and small slices."""
     block = block_bytes(shape)
     rank_block = block // (shape.ranks * shape.stages)
-    return {
+    facts: dict[str, Any] = {
         "host_cache": block * rng.choice((3, 8, 16, shape.blocks, 3 * shape.blocks)),
         "min_hit_tokens": rng.choice((0, 0, 0, 6)),
         "capture": rng.choice(("lazy", "eager")),
@@ -28,6 +38,29 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
         "leaver_bytes": rank_block * rng.choice((1, 3, 100)),
         "sync_restore_bytes": rank_block * rng.choice((1, 2, 100)),
         "restore_slice_bytes": rank_block * rng.choice((1, 2, 100)),
+    }
+    if rng.random() < 0.4:
+        facts |= store_settings(shape) | {
+            "chunk_tokens": shape.block_tokens * rng.choice((1, 2)),
+            "push": rng.choice(("all", "reuse")),
+            "fetch_deadline_s": rng.choice((0.005, 0.05, 0.5)),
+            "push_deadline_s": rng.choice((0.005, 0.5)),
+            "max_pending": rng.choice((1, 8)),
+            "fetch_share": rng.choice((0.3, 1.0)),
+            "max_busy_share": rng.choice((0.3, 1.0)),
+        }
+    return facts
+
+
+def store_settings(shape: Shape) -> dict[str, Any]:
+    """A store in memory behind the host cache; objects of one block."""
+    return {
+        "store": f"memory://{SHELF}",
+        "chunk_tokens": shape.block_tokens,
+        "min_fetch_tokens": 1,
+        "fetch_deadline_s": 0.2,
+        "push_deadline_s": 0.2,
+        "shutdown_deadline_s": 0.5,
     }
 
 
@@ -43,6 +76,12 @@ def _lazy(shape: Shape) -> dict[str, Any]:
 def _eager(shape: Shape) -> dict[str, Any]:
     """Captures every block as it fills."""
     return _roomy(shape) | {"capture": "eager"}
+
+
+def _stored(shape: Shape) -> dict[str, Any]:
+    """A host cache of half the engine's memory, and a store behind it."""
+    small = {"host_cache": shape.blocks // 2 * block_bytes(shape)}
+    return store_settings(shape) | small
 
 
 def _sliced(shape: Shape) -> dict[str, Any]:
@@ -69,6 +108,27 @@ class MoonstepInspector:
                 for rank, worker in enumerate(self._workers):
                     size = self._group_bytes[rank][group]
                     yield Kept(group, name, rank, stamp, partial(_read, worker.arena, slot, size))
+        yield from self._stored()
+
+    def _stored(self) -> Iterator[Kept]:
+        """Objects under the keys in use now that are whole; what is damaged is never taken."""
+        keyring = getattr(self._scheduler.tier, "_keyring", None)
+        shelf = memory._shelves.get(SHELF)
+        if keyring is None or shelf is None:
+            return
+        for entry in shelf.entries():
+            _, fingerprint, place, name = entry.key.split("/")
+            stored = shelf.read(entry.key, touch=False)
+            if fingerprint != keyring.current.fingerprint or stored is None:
+                continue
+            head, payload = stored[:HEADER_BYTES], memoryview(stored)[HEADER_BYTES:]
+            if verify(entry.key, head, [payload]) is None:
+                group, rank = map(int, place.split("."))
+                blocks = len(payload) // self._group_bytes[rank][group]
+                stamp = id(stored)
+                yield Kept(
+                    group, bytes.fromhex(name), rank, stamp, payload.tobytes, blocks, "store"
+                )
 
     def check(self, running: Collection[str]) -> None:
         self._scheduler.check()
@@ -105,9 +165,57 @@ def _read(arena: Any, slot: int, size: int) -> bytes:
     return payload
 
 
+class FaultyStores:
+    """All stores that Moonstep has opened since the last engine began: they fail together."""
+
+    def __init__(self) -> None:
+        self.opened: list[FaultyStore] = []
+
+    def open(self, text: str, *, inspecting: bool = False) -> FaultyStore:
+        """What Moonstep's `open_store` does, with a wrapper that obeys."""
+        store = FaultyStore(open_store(text, inspecting=inspecting))
+        self.opened.append(store)
+        return store
+
+    def inject(self, kind: str, verbs: Sequence[str]) -> bool:
+        """Go wrong until told otherwise; see `moonstep.audit.history.FAULTS`."""
+        self.clear()
+        for store in self.opened:
+            store.only, store.fault = frozenset(verbs), Fault(kind)
+        return True
+
+    def clear(self) -> None:
+        """Be well again; calls that hang go on."""
+        for store in self.opened:
+            store.fault = Fault.NONE
+            store.resume()
+
+    def fresh(self) -> None:
+        """Another engine begins, with an empty store."""
+        self.clear()
+        self.opened.clear()
+        memory.forget(SHELF)
+
+
+STORES = FaultyStores()
+
+
+@contextmanager
+def _surroundings() -> Iterator[None]:
+    with patch("moonstep.engines.vllm.stores.open_store", STORES.open):
+        yield
+
+
+def _store(scheduler_half: Any) -> FaultyStores | None:
+    return STORES if scheduler_half.settings.store else None
+
+
 KIT = Kit(
     settings=settings,
-    variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced},
+    variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced, "store": _stored},
     inspect=MoonstepInspector,
+    surroundings=_surroundings,
+    fresh=STORES.fresh,
+    store=_store,
     passing_threads=("moonstep-arena",),
 )

@@ -5,27 +5,35 @@ These apply to connectors whose kit puts a store that obeys under them (`Kit.sto
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from moonstep.audit import connectors
 from moonstep.audit.scenarios.stage import DoesNotApply, Scenario
 
 if TYPE_CHECKING:
-    from moonstep.audit.connectors import StoreControl
+    from collections.abc import Callable, Iterator
+
     from moonstep.audit.scenarios.stage import Stage
 
 
-def _store(stage: Stage) -> StoreControl:
-    control = connectors.store_of(stage.engine.scheduler.connector)
-    if control is None:
+@contextmanager
+def fault(stage: Stage, kind: str, verbs: str = "put,get,contains") -> Iterator[None]:
+    """The store under the connector is faulty until the `with` ends."""
+    store = connectors.store_of(stage.engine.scheduler.connector)
+    if store is None:
         raise DoesNotApply("there is no store that can be told to fail")
-    return control
+    if not store.inject(kind, verbs.split(",")):
+        raise DoesNotApply(f"the store cannot be told to be {kind}")
+    try:
+        yield
+    finally:
+        store.clear()
 
 
 def preempt_with_puts_waiting(stage: Stage) -> None:
     """Puts hang; R is preempted, S fills R's old blocks; then the puts go on: they must be R's."""
-    store = _store(stage)
-    with store.held("put"):
+    with fault(stage, "hanging", "put"):
         stage.arrive("R", 64, family=1, output=20)
         stage.step(3)
         stage.reset(running=True)
@@ -38,51 +46,23 @@ def preempt_with_puts_waiting(stage: Stage) -> None:
     stage.settle()
 
 
-def failing_gets(stage: Stage) -> None:
-    """What a lookup found cannot be fetched: the first, middle, last, all; or an exception."""
-    store = _store(stage)
-    for family, which in enumerate(("first", "middle", "last", "all", "raise")):
-        stage.warm(112, family=family)
-        with store.failing_gets(which):
-            stage.arrive(f"g{which}", 112, family=family, output=4)
-            stage.arrive(f"h{which}", 40, family=9, output=4)
-            stage.settle()
-        stage.forget()
+def ask_while_faulty(kind: str, verbs: str = "put,get,contains") -> Callable[[Stage], None]:
+    """What was stored is asked for while the store is faulty, and again when it is well."""
 
-
-def full_store(stage: Stage) -> None:
-    """The store refuses every put."""
-    store = _store(stage)
-    with store.full():
+    def body(stage: Stage) -> None:
         for family in range(3):
-            stage.arrive(f"f{family}", 80, family=family, output=4)
-            stage.settle()
-    stage.forget()
-    stage.arrive("again", 80, family=0)
-    stage.settle()
-
-
-def evicted_between(stage: Stage) -> None:
-    """Objects leave the store after the lookup has counted them."""
-    store = _store(stage)
-    for family in range(3):
-        stage.warm(96, family=family)
-        with store.evicting_before_get():
-            stage.arrive(f"e{family}", 96, family=family, output=3)
-            stage.settle()
+            stage.warm(112, family=family)
+        with fault(stage, kind, verbs):
+            for family in range(3):
+                stage.arrive(f"f{family}", 112, family=family, output=4)
+                stage.arrive(f"other{family}", 40, family=9 + family, output=4)
+                stage.settle()
         stage.forget()
-
-
-def raising_calls(stage: Stage) -> None:
-    """Every call of the store raises for a while."""
-    store = _store(stage)
-    stage.warm(96)
-    with store.raising():
         for family in range(3):
-            stage.arrive(f"r{family}", 96, family=family + 1, output=4)
+            stage.arrive(f"again{family}", 112, family=family, output=2)
             stage.settle()
-    stage.arrive("again", 96)
-    stage.settle()
+
+    return body
 
 
 SCENARIOS = (
@@ -92,8 +72,27 @@ SCENARIOS = (
         preempt_with_puts_waiting,
         case="2",
     ),
-    Scenario("gets-fail", "objects found and not fetched", failing_gets, case="12"),
-    Scenario("store-full", "every put refused", full_store, case="13"),
-    Scenario("evicted-between", "objects gone between lookup and get", evicted_between),
-    Scenario("store-raises", "every call of the store raises", raising_calls, case="13"),
+    Scenario(
+        "gets-fail", "objects found and not fetched", ask_while_faulty("failing", "get"), case="12"
+    ),
+    Scenario("gets-raise", "gets raise", ask_while_faulty("unwell", "get"), case="12"),
+    Scenario("gets-hang", "gets hang, and come back later", ask_while_faulty("hanging", "get")),
+    Scenario(
+        "gets-short", "half of each object arrives", ask_while_faulty("short", "get"), case="13"
+    ),
+    Scenario("gets-lie", "success, and not a byte", ask_while_faulty("lying"), case="13"),
+    Scenario("gets-flip", "a bit of each object is wrong", ask_while_faulty("flipping bits")),
+    Scenario("too-few-answers", "lists that are too short", ask_while_faulty("too few answers")),
+    Scenario(
+        "evicted-between",
+        "objects gone between lookup and get",
+        ask_while_faulty("vanishing", "get"),
+    ),
+    Scenario("store-full", "every put refused", ask_while_faulty("full"), case="13"),
+    Scenario(
+        "store-raises", "every call of the store raises", ask_while_faulty("unwell"), case="13"
+    ),
+    Scenario(
+        "store-hangs", "every call of the store hangs", ask_while_faulty("hanging"), case="13"
+    ),
 )
