@@ -1,8 +1,8 @@
 """``moonstep bench schedule``: what the scheduler half costs, beside that of vLLM's own connector.
 
 Every half lives in a world of its own, built from the same seeds; halves take turns, some steps at
-a time, so that a busy neighbour meets all of them. Nothing but the hooks is timed, by the CPU time
-of the thread that runs them: they wait for nothing, so that is what they take undisturbed.
+a time, so that a busy neighbour meets all of them. Nothing but the hooks is timed, one call each,
+with the processor's caches as the engine's own work between two steps leaves them: cold.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import thread_time_ns
 from typing import Final
 
 from moonstep.bench.engineconfig import CHUNK_TOKENS
-from moonstep.bench.halves import Half, MoonstepHalf, StepCost, StockHalf, finish, run_step
+from moonstep.bench.halves import Half, MoonstepHalf, StepCost, StockHalf, finish, run_step, timed
 from moonstep.bench.world import Step, World
 
 BLOCK_TOKENS: Final = 16
@@ -148,9 +147,8 @@ def lookup(tokens: int) -> list[Measured]:
     samples = []
     with _settled_heap():
         for _ in range(_LOOKUPS):
-            start = thread_time_ns()
-            answer, _ = half.connector.get_num_new_matched_tokens(same, 0)
-            samples.append((thread_time_ns() - start) / 1e3)
+            (answer, _), spent_ns = timed(half.connector.get_num_new_matched_tokens, same, 0)
+            samples.append(spent_ns / 1e3)
             assert answer == (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS, answer
     low, median, high = _quartiles(samples)
     return [Measured(f"lookup {tokens:,}", half.name, len(samples), median, low, high, None, None)]

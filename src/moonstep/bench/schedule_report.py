@@ -74,7 +74,7 @@ def cases(parts: tuple[str, ...], *, rounds: int, stock: bool) -> Iterator[Case]
 def as_table(found: list[Case]) -> Table:
     """All cases, one line a half."""
     title = (
-        "CPU time of the scheduler half's hooks in a step (of a prompt: in all its steps);\n"
+        "Time of the scheduler half's hooks in a step (of a prompt: in all its steps);\n"
         "Moonstep with lazy and eager capture, vLLM's own connector beside it"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
