@@ -119,7 +119,8 @@ class KeptWatch:
         if b"".join(memory.block_bytes(kept.group, part) for part in parts) != kept.read():
             engine.report(
                 Kind.WRONG_KEPT,
-                f"rank {kept.rank} group {kept.group} {kept.source}: the object under {kept.block_hash.hex()[:16]} "
+                f"rank {kept.rank} group {kept.group} {kept.source}: the object under "
+                f"{kept.block_hash.hex()[:16]} "
                 "does not hold the KV of that prefix",
             )
 
