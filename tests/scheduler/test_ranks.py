@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from moonstep.audit import connectors
+from moonstep.audit.engineconfig import block_bytes
 from moonstep.audit.history import Arrive, Reset, Step
 from moonstep.audit.shape import Shape
-from moonstep.engines.vllm.metadata import ReportMetadata
-from moonstep.wire import Rows, WorkerReport
+from moonstep.wire import Rows
 from moonstep.worker.device import CpuDevice, Ticket
 from tests.scheduler.engine import Watched, open_engine
 
@@ -159,20 +160,15 @@ def test_nothing_is_kept_before_every_rank_has_said_how_many_slots_it_has(captur
         assert watched.run(id="b again", family=2, tokens=30, shared=30) == PROMPT_HIT
 
 
-def with_slots(metadata: ReportMetadata | None, slots: int) -> ReportMetadata | None:
-    """The report of a rank as if it had only so many slots."""
-    if metadata is None:
-        return None
-    by_rank = metadata.report.by_rank
-    return ReportMetadata(WorkerReport({r: replace(s, slots=slots) for r, s in by_rank.items()}))
-
-
 def test_the_rank_with_the_fewest_slots_decides() -> None:
     with open_engine(SHAPE, first_step=False) as watched:
-        connector = watched.engine.ranks[1].connector
-        connector.build_connector_worker_meta = lambda: with_slots(
-            type(connector).build_connector_worker_meta(connector), 5
-        )
+        rank = watched.engine.ranks[1]
+        rank.connector.shutdown()
+        small = replace(rank.connector.settings, host_cache_bytes=5 * block_bytes(SHAPE))
+        rank.connector.settings = small  # as if its memory had not sufficed for more
+        rank.connector.register_kv_caches(rank.memory.tensors)
+        halves = [each.connector for each in watched.engine.ranks]
+        watched.engine.inspector = connectors.inspect(watched.engine.scheduler.connector, halves)
         watched.engine.empty_step()
         watched.run(id="a", **PROMPT)
         watched.apply(Reset())
