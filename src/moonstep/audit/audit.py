@@ -65,6 +65,11 @@ class Verdict:
         bad = (Status.FINDING, Status.HANG, Status.DEAD)
         return sum(r.status in bad for r in self.results) + len(self.random_findings)
 
+    @property
+    def not_reached_count(self) -> int:
+        """Scenarios that did not come to what they claim."""
+        return sum(r.status is Status.NOT_REACHED for r in self.results)
+
 
 def command(order: Order, *more: str) -> str:
     """The command line that audits the same connector with other options."""
@@ -171,6 +176,7 @@ def as_dict(verdict: Verdict, versions: dict[str, str]) -> dict[str, Any]:
         "versions": versions,
         "seconds": round(verdict.seconds, 1),
         "findings": verdict.finding_count,
+        "not_reached": verdict.not_reached_count,
         "scenarios": [
             {
                 "scenario": result.scenario,

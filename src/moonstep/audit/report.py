@@ -24,9 +24,17 @@ _COLOURS = {
     Status.FINDING: "bold red",
     Status.HANG: "bold yellow",
     Status.DEAD: "bold magenta",
+    Status.NOT_REACHED: "yellow",
     Status.NOT_APPLICABLE: "dim",
 }
-_WORST_FIRST = (Status.DEAD, Status.HANG, Status.FINDING, Status.CLEAN, Status.NOT_APPLICABLE)
+_WORST_FIRST = (
+    Status.DEAD,
+    Status.HANG,
+    Status.FINDING,
+    Status.NOT_REACHED,
+    Status.CLEAN,
+    Status.NOT_APPLICABLE,
+)
 _COLUMNS = ("v1 sync", "v1 async", "v2 sync", "v2 async")
 
 
@@ -87,6 +95,8 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     count = verdict.finding_count
     style = "bold red" if count else "bold green"
     console.print(f"[{style}]{count} findings[/] in {verdict.seconds:.0f} s")
+    if verdict.not_reached_count:
+        console.print(f"[yellow]{verdict.not_reached_count} scenarios not reached[/]")
 
 
 def _first_of_each(results: list[Result]) -> list[Result]:

@@ -89,7 +89,7 @@ def audit(
         console.print("stopped")
         raise typer.Exit(130) from None
     _show(console, verdict, json_file)
-    raise typer.Exit(1 if verdict.finding_count else 0)
+    raise typer.Exit(1 if verdict.finding_count or verdict.not_reached_count else 0)
 
 
 def _order(

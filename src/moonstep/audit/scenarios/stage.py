@@ -34,6 +34,8 @@ class Status(enum.StrEnum):
     FINDING = "finding"
     HANG = "hang"
     DEAD = "dead"
+    NOT_REACHED = "not reached"
+    """It did not come to what it claims: the scenario itself fails."""
     NOT_APPLICABLE = "does not apply"
 
 
@@ -226,6 +228,8 @@ def status_of(finding: Finding | None) -> Status:
     """The word for a finding in a table."""
     if finding is None:
         return Status.CLEAN
+    if finding.kind is Kind.NOT_EXERCISED:
+        return Status.NOT_REACHED
     if finding.kind in DEADLY:
         return Status.DEAD
     if finding.kind in HANGING:
