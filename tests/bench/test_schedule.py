@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from moonstep.bench.halves import MoonstepHalf, StockHalf, finish, run_step
+from moonstep.bench.pending import PENDING, measure
 from moonstep.bench.schedule import decode, lookup, prompt
 from moonstep.bench.schedule_report import Bound, Case, as_table
 from moonstep.bench.world import World
@@ -78,3 +79,9 @@ def test_every_case_runs_and_is_shown() -> None:
     assert [len(case.measured) for case in cases] == [3, 3, 3, 1]
     assert as_table(cases).row_count == 10
     assert all(m.samples for case in cases for m in case.measured)
+
+
+def test_requests_wait_for_a_silent_store_and_the_engine_goes_on() -> None:
+    costs = measure(steps=3)
+    assert [cost.pending for cost in costs] == list(PENDING)
+    assert all(len(cost.schedule_us) == len(cost.hooks_us) == 3 for cost in costs)

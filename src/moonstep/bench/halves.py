@@ -70,14 +70,10 @@ class MoonstepHalf:
         )
         self.connector.bind_gpu_block_pool(world.pool)
         self._slots = slots
-        report = RankReport(slots=slots, through=0)
-        self.connector.update_connector_output(_worker_says(_as_metadata(report)))
+        self.connector.update_connector_output(moonstep_worker_starts(slots))
 
     def answer(self, metadata: Any) -> Any:
-        step = metadata.plan.step
-        if not len(metadata.plan.captures):
-            return _worker_says(None)  # as MooncakeStoreWorker.report: nothing came to an end
-        return _worker_says(_as_metadata(RankReport(self._slots, step, captured=(step,))))
+        return moonstep_worker_says(metadata, self._slots)
 
 
 class StockHalf:
@@ -134,6 +130,19 @@ def _admit(connector: Any, request: Any, blocks: Any) -> None:
     connector.on_new_request(request)
     connector.get_num_new_matched_tokens(request, 0)
     connector.update_state_after_alloc(request, blocks, 0)
+
+
+def moonstep_worker_starts(slots: int) -> Any:
+    """The first report of a Moonstep worker."""
+    return _worker_says(_as_metadata(RankReport(slots, through=0)))
+
+
+def moonstep_worker_says(metadata: Any, slots: int) -> Any:
+    """What a Moonstep worker reports that has carried out a step: nothing, if nothing ended."""
+    step = metadata.plan.step
+    if not len(metadata.plan.captures):
+        return _worker_says(None)
+    return _worker_says(_as_metadata(RankReport(slots, step, captured=(step,))))
 
 
 def _as_metadata(report: RankReport) -> ReportMetadata:

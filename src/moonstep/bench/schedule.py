@@ -101,7 +101,7 @@ def decode(
         _age(seat, pool_blocks)
         run_step(seat.half, seat.world, seat.world.decode())
         seats.append(seat)
-    with _settled_heap():
+    with settled_heap():
         _take_turns(
             seats, rounds, lambda step: fills or not (step.filled_blocks or step.new_blocks)
         )
@@ -121,7 +121,7 @@ def prompt(tokens: int, *, aged: bool, stock: bool) -> list[Measured]:
         if aged:
             _age(seat, pool_blocks)
         request = seat.world.request("prompt", list(range(tokens)))
-        with _settled_heap():
+        with settled_heap():
             step = seat.world.admit([request], CHUNK_TOKENS)
             seat.costs.append(run_step(seat.half, seat.world, step))
             while request.num_computed_tokens < tokens:
@@ -145,13 +145,18 @@ def lookup(tokens: int) -> list[Measured]:
     run_step(half, world, world.admit([world.request("prompt", prompt_tokens)]))
     same = world.request("prompt", prompt_tokens)
     samples = []
-    with _settled_heap():
+    with settled_heap():
         for _ in range(_LOOKUPS):
             (answer, _), spent_ns = timed(half.connector.get_num_new_matched_tokens, same, 0)
             samples.append(spent_ns / 1e3)
             assert answer == (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS, answer
-    low, median, high = _quartiles(samples)
-    return [Measured(f"lookup {tokens:,}", half.name, len(samples), median, low, high, None, None)]
+    return [measured(f"lookup {tokens:,}", half.name, samples)]
+
+
+def measured(case: str, half: str, samples_us: Sequence[float]) -> Measured:
+    """Figures of a case of which only times are known."""
+    low, median, high = _quartiles(samples_us)
+    return Measured(case, half, len(samples_us), median, low, high, None, None)
 
 
 def _seat(make: HalfMaker, pool_blocks: int) -> Seat:
@@ -186,7 +191,7 @@ def _take_turns(seats: Sequence[Seat], rounds: int, counts: Callable[[Step], boo
 
 
 @contextmanager
-def _settled_heap() -> Iterator[None]:
+def settled_heap() -> Iterator[None]:
     """As the engine does once it is up: what is there is no concern of the collector any more."""
     gc.collect()
     gc.freeze()

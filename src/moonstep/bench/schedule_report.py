@@ -10,13 +10,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from moonstep.bench.schedule import Measured, decode, lookup, prompt
+from moonstep.bench import pending
+from moonstep.bench.schedule import Measured, decode, lookup, measured, prompt
 
 RUNNING: Final = (64, 256, 1024, 2048, 4096)
 PROMPT_TOKENS: Final = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 SAVES_RUNNING: Final = 256
 SAVES_TOKENS: Final = 32 << 10
-PARTS: Final = ("idle", "fill", "saves", "prompt", "lookup")
+PARTS: Final = ("idle", "fill", "saves", "prompt", "lookup", "pending")
+PENDING_STEPS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,16 @@ def cases(parts: tuple[str, ...], *, rounds: int, stock: bool) -> Iterator[Case]
     for tokens in PROMPT_TOKENS:
         if "lookup" in parts:
             yield Case(lookup(tokens), Bound(500.0) if tokens == 128 << 10 else None)
+    if "pending" in parts:
+        yield from (Case(_pending(cost), None) for cost in pending.measure(PENDING_STEPS))
+
+
+def _pending(cost: pending.PendingCost) -> list[Measured]:
+    case = f"schedule(), {cost.pending} pending"
+    return [
+        measured(case, "vLLM, all", cost.schedule_us),
+        measured(case, "of it ours", cost.hooks_us),
+    ]
 
 
 def as_table(found: list[Case]) -> Table:
@@ -82,13 +94,13 @@ def as_table(found: list[Case]) -> Table:
         justify: JustifyMethod = "right" if heading in ("time", "sent") else "left"
         table.add_column(heading, justify=justify, no_wrap=heading == "case")
     for case in found:
-        for number, measured in enumerate(case.measured):
+        for number, one in enumerate(case.measured):
             table.add_row(
-                measured.case if number == 0 else "",
-                measured.half.removeprefix("Moonstep "),
-                as_time(measured.time_us),
-                "" if measured.wire_bytes is None else as_bytes(measured.wire_bytes),
-                _verdict(case.bound, measured),
+                one.case if number == 0 else "",
+                one.half.removeprefix("Moonstep "),
+                as_time(one.time_us),
+                "" if one.wire_bytes is None else as_bytes(one.wire_bytes),
+                _verdict(case.bound, one),
                 end_section=number == len(case.measured) - 1,
             )
     return table

@@ -63,7 +63,7 @@ def _progress(console: Console, *extra: BarColumn | MofNCompleteColumn) -> Progr
 def schedule(
     part: Annotated[
         list[str] | None,
-        typer.Option(help="idle, fill, saves, prompt or lookup; several times if wanted. All."),
+        typer.Option(help="idle, fill, saves, prompt, lookup or pending; several if wanted."),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of 16 steps in which the halves take turns.")
