@@ -32,6 +32,7 @@ class SharedStore:
         self.stamps: dict[str, int] = {}
         self._stamp = 0
         self._open = {verb: threading.Event() for verb in ("put", "get", "contains")}
+        self.struck = 0
         self.fault = "none"
         self.verbs: frozenset[str] = frozenset()
         self.clear()
@@ -41,6 +42,7 @@ class SharedStore:
         with self.lock:
             self.objects.clear()
             self.stamps.clear()
+            self.struck = 0
 
     def put(self, key: str, payload: bytes) -> int:
         """Keep an object, unless there is one of this key."""
@@ -57,6 +59,7 @@ class SharedStore:
 
     def wait_for(self, verb: str) -> None:
         """Block while calls of this verb are held back."""
+        self.struck += self.fault != "none" and verb in self.verbs
         self._open[verb].wait()
         if self.is_faulty("unwell", verb):
             raise RuntimeError(f"the stand-in's {verb} was told to raise")

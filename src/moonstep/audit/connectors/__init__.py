@@ -26,7 +26,12 @@ _MODULES = {
 
 
 class StoreControl(Protocol):
-    """A store under a connector that fails on command."""
+    """A store under a connector that fails on command.
+
+    `struck` counts calls that came while they were to go wrong.
+    """
+
+    struck: int
 
     def inject(self, kind: str, verbs: Sequence[str]) -> bool:
         """Go wrong in a way of `history.FAULTS`, for these of put, get and contains, until told

@@ -165,15 +165,26 @@ def _read(arena: Any, slot: int, size: int) -> bytes:
     return payload
 
 
+class _CountedStore(FaultyStore):
+    """Tells how many calls came while they were to go wrong."""
+
+    @contextmanager
+    def _faults(self, verb: str) -> Iterator[Fault]:
+        STORES.struck += self.fault is not Fault.NONE and verb in self.only
+        with super()._faults(verb) as fault:
+            yield fault
+
+
 class FaultyStores:
     """All stores that Moonstep has opened since the last engine began: they fail together."""
 
     def __init__(self) -> None:
         self.opened: list[FaultyStore] = []
+        self.struck = 0
 
     def open(self, text: str, *, inspecting: bool = False) -> FaultyStore:
         """What Moonstep's `open_store` does, with a wrapper that obeys."""
-        store = FaultyStore(open_store(text, inspecting=inspecting))
+        store = _CountedStore(open_store(text, inspecting=inspecting))
         self.opened.append(store)
         return store
 
@@ -194,6 +205,7 @@ class FaultyStores:
         """Another engine begins, with an empty store."""
         self.clear()
         self.opened.clear()
+        self.struck = 0
         memory.forget(SHELF)
 
 

@@ -5,6 +5,7 @@ These apply to connectors whose kit puts a store that obeys under them (`Kit.sto
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from moonstep.audit.scenarios.stage import Stage
 
 
+STRUCK_S = 2.0
+"""How long a thread of the connector may take to come to its call."""
+
+
 @contextmanager
 def fault(stage: Stage, kind: str, verbs: str = "put,get,contains") -> Iterator[None]:
     """The store under the connector is faulty until the `with` ends."""
@@ -25,10 +30,15 @@ def fault(stage: Stage, kind: str, verbs: str = "put,get,contains") -> Iterator[
         raise DoesNotApply("there is no store that can be told to fail")
     if not store.inject(kind, verbs.split(",")):
         raise DoesNotApply(f"the store cannot be told to be {kind}")
+    struck = store.struck
     try:
         yield
+        deadline = time.monotonic() + STRUCK_S
+        while store.struck == struck and time.monotonic() < deadline:
+            time.sleep(0.001)
     finally:
         store.clear()
+    stage.exercised(store.struck > struck, f"no call of the store while it was {kind}")
 
 
 def preempt_with_puts_waiting(stage: Stage) -> None:
