@@ -110,6 +110,11 @@ class JobEnd(NamedTuple):
     done: tuple[bool, ...]
 
 
+def threads_of_a_kind(store_threads: int) -> int:
+    """How many of a worker's threads push, and how many fetch."""
+    return max(1, store_threads // 2)
+
+
 class StepPlan(NamedTuple):
     """What every worker does in one step. Built by the scheduler half in ``build_connector_meta``.
 

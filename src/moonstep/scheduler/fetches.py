@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from moonstep.engine import BlockHash, Request
@@ -59,10 +60,10 @@ class Arrival:
 
 
 class Fetched(NamedTuple):
-    """What a fetch job brings: the new slots of each of its objects, and their request."""
+    """What a fetch job brings: the new slots of each of its objects, and for whom."""
 
-    request_id: str
-    parts: list[Placed | None]
+    arrival: Arrival
+    parts: list[Placed]
 
 
 @dataclass(slots=True)
@@ -87,16 +88,25 @@ class FetchPlanner:
         self._shape = shape
         self._min_tokens = min_tokens
         self._ticket_count = 0
-        self._request_of: dict[int, str] = {}
+        self._looks: dict[int, Arrival] = {}
         self._job_of: dict[BlockHash, int] = {}
-        self._failed: set[str] = set()
+        self._stuck: dict[BlockHash, int] = {}  # by jobs that were abandoned and hang still
+        self._known: dict[str, Request] = {}
+        self._failed: set[str] = set()  # Invariant: all of them known
+        self._held_slots = 0
 
-    def arrive(self, request: Request, deadline_s: float) -> tuple[int, list[ObjectNames]] | None:
+    def arrive(
+        self, request: Request, now_s: float, deadline_s: float
+    ) -> tuple[int, list[ObjectNames]] | None:
         """Begin to look for a request's prefix: the ticket, and the objects to be asked for.
 
-        ``None`` if there is nothing to ask for, or a fetch for this request has failed before.
+        ``None`` if there is nothing to ask for, if a fetch for this request has failed before, or
+        while a look is overdue: whoever came now would only wait behind it.
         """
-        if request.request_id in self._failed:
+        if self._known.get(request.request_id) is not request:
+            self._known[request.request_id] = request
+            self._failed.discard(request.request_id)
+        if request.request_id in self._failed or self._is_overdue(now_s):
             return None
         shape, hashes = self._shape, request.block_hashes
         boundary = last_boundary_tokens(request.num_tokens, shape.group.block_tokens)
@@ -108,14 +118,15 @@ class FetchPlanner:
         if not objects or len(objects) * shape.tokens < self._min_tokens:
             return None
         self._ticket_count += 1
-        self._request_of[self._ticket_count] = request.request_id
-        self.arrivals[request.request_id] = Arrival(request, deadline_s, first)
+        arrival = Arrival(request, deadline_s, first)
+        self._looks[self._ticket_count] = arrival
+        self.arrivals[request.request_id] = arrival
         self.counts.looks += 1
         return self._ticket_count, objects
 
     def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> None:
         """The store has answered: an object counts if every rank's part of it is there."""
-        arrival = self.arrivals.get(self._request_of.pop(ticket, ""))
+        arrival = self._looks.pop(ticket, None)
         if arrival is None or arrival.state is not FetchState.LOOKING:
             return
         run = 0
@@ -124,19 +135,24 @@ class FetchPlanner:
         ):
             run += 1
         arrival.present = arrival.first + run
-        worth_it = run > 0 and run * self._shape.tokens >= self._min_tokens
-        arrival.state = FetchState.FOUND if worth_it else FetchState.OVER
+        if run > 0 and run * self._shape.tokens >= self._min_tokens:
+            arrival.state = FetchState.FOUND
+        else:
+            self.end(arrival)
 
     def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[ObjectNames, Columns]]:
         """Objects to be fetched for an arrival, each with the blocks that have no slot yet.
 
-        Head first, up to so many slots. What another job is bringing is waited for, not asked for.
+        Head first, up to so many slots. What another job is bringing is waited for, not asked for;
+        what an abandoned job may still bring is neither, and so is all behind it.
         """
         shape = self._shape
         group = shape.group.index
         wanted: list[tuple[ObjectNames, Columns]] = []
         hashes = arrival.request.block_hashes
         for each in objects_of(shape, hashes, arrival.first, arrival.present):
+            if not self._stuck.keys().isdisjoint(each.names):
+                break
             columns = Columns(group)
             for at, name in enumerate(each.names):
                 if name in self._job_of:
@@ -182,60 +198,95 @@ class FetchPlanner:
 
         What came may be promised, and is pinned for its request while that waits.
         """
-        arrival = self.arrivals.get(entry.detail.request_id)
+        number, arrival = entry.job.number, entry.detail.arrival
+        request_id = arrival.request.request_id
         missing: list[BlockHash] = []
         parts = zip(entry.job.objects, entry.detail.parts, entry.done, strict=True)
         for stored, part, done in parts:
-            if part is None:
-                continue
-            for name in part.columns.names:
-                if self._job_of.get(name) == entry.job.number:
-                    del self._job_of[name]
+            _forget_all(self._job_of, part.columns.names, number)
+            _forget_all(self._stuck, part.columns.names, number)
             if not done:
                 self._index.abandon(part)
                 self.counts.missed_objects += 1
                 missing.append(stored.name)
-                self._failed.add(entry.detail.request_id)
+                if self._known.get(request_id) is arrival.request:
+                    self._failed.add(request_id)
                 continue
             self.counts.fetched_objects += 1
-            if self._index.acknowledge(part) == len(part) and arrival is not None:
+            arrived = self._index.acknowledge(part)
+            if arrived == len(part) and self.arrivals.get(request_id) is arrival:
                 self._index.pin(part.slots)
                 arrival.held.extend(part.slots)
-        self._job_over(entry.job.number)
+                self._held_slots += len(part)
+        self._job_over(number)
         return missing
 
     def abandoned(self, entry: OpenJob[Fetched]) -> None:
-        """Nobody waits for this job any more; its slots stay its own."""
-        self.counts.abandoned_jobs += 1
-        self._job_over(entry.job.number)
+        """Nobody waits for this job any more; its slots stay its own.
 
-    def drop(self, request_id: str) -> Arrival | None:
+        Their names do not: what it should have brought may be computed and captured meanwhile.
+        """
+        number = entry.job.number
+        self.counts.abandoned_jobs += 1
+        for part in entry.detail.parts:
+            for name in part.columns.names:
+                if self._job_of.get(name) == number:
+                    del self._job_of[name]
+                    self._stuck[name] = number
+            self._index.disown(part)
+        self._job_over(number)
+
+    def end(self, arrival: Arrival) -> None:
+        """Nothing more will come for this request."""
+        arrival.state = FetchState.OVER
+        request_id = arrival.request.request_id
+        if not arrival.held and self.arrivals.get(request_id) is arrival:
+            del self.arrivals[request_id]
+
+    def drop(self, request_id: str) -> None:
         """The request was admitted or has ended: what was held for it is let go."""
         arrival = self.arrivals.pop(request_id, None)
         if arrival is not None:
             self._index.unpin(arrival.held)
-        return arrival
+            self._held_slots -= len(arrival.held)
 
-    def forget(self, request_id: str) -> None:
-        """The request has ended."""
-        self._failed.discard(request_id)
+    def forget(self, request: Request) -> None:
+        """The request has ended; its id may be another's already."""
+        request_id = request.request_id
+        if self._known.get(request_id) is request:
+            self.drop(request_id)
+            del self._known[request_id]
+            self._failed.discard(request_id)
 
     def reset(self) -> None:
         """New keys: every look and every plan is over. What is held stays until it is let go."""
-        self._request_of.clear()
-        for arrival in self.arrivals.values():
-            arrival.state = FetchState.OVER
+        self._looks.clear()
+        self._job_of.clear()
+        self._stuck.clear()
+        for arrival in list(self.arrivals.values()):
+            self.end(arrival)
 
     @property
     def held_slots(self) -> int:
         """Slots held for requests that wait."""
-        return sum(len(arrival.held) for arrival in self.arrivals.values())
+        return self._held_slots
+
+    def _is_overdue(self, now_s: float) -> bool:
+        """Whether the oldest look should have been answered by now."""
+        return any(look.deadline_s <= now_s for look in islice(self._looks.values(), 1))
 
     def _job_over(self, number: int) -> None:
-        for arrival in self.arrivals.values():
+        for arrival in list(self.arrivals.values()):
             arrival.jobs.discard(number)
             if arrival.state is FetchState.FETCHING and not arrival.jobs:
-                arrival.state = FetchState.OVER
+                self.end(arrival)
+
+
+def _forget_all(job_of: dict[BlockHash, int], names: Sequence[BlockHash], number: int) -> None:
+    """Forget these names as far as they are this job's."""
+    for name in names:
+        if job_of.get(name) == number:
+            del job_of[name]
 
 
 def keys_asked(

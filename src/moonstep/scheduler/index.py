@@ -85,6 +85,7 @@ class HostIndex:
         self._name: dict[int, BlockHash] = {}
         self._free: list[int] = []
         self._pins: Counter[int] = Counter()
+        self._disowned: set[int] = set()  # planned, and found under no name
         self._generation_count = 0
 
     @property
@@ -180,7 +181,10 @@ class HostIndex:
         return Placed(columns, slots, self._generation_count)
 
     def acknowledge(self, placed: Placed) -> int:
-        """Every rank has captured it: the slots may be promised. How many, after a reset fewer."""
+        """Every rank has captured it: the slots may be promised.
+
+        How many: fewer after a reset, or where the same block has another slot by now.
+        """
         group, names, slots = placed.columns.group, placed.columns.names, placed.slots
         self._check_under_way(placed)
         planned, written = self._planned[group], self._written[group]
@@ -191,6 +195,18 @@ class HostIndex:
         written.update(zip(names, slots, strict=True))
         self._states[slots] = SlotState.WRITTEN
         return len(slots)
+
+    def disown(self, placed: Placed) -> None:
+        """It comes late, or never: the same blocks may be given other slots.
+
+        The slots stay planned until ``acknowledge`` or ``abandon``. What is acknowledged then
+        counts if its block has no other slot by that time.
+        """
+        planned = self._planned[placed.columns.group]
+        for name, slot in zip(placed.columns.names, placed.slots, strict=True):
+            if planned.get(name) == slot:
+                del planned[name]
+                self._disowned.add(slot)
 
     def abandon(self, placed: Placed) -> None:
         """Some rank has not captured it: the slots are free again, and nothing was promised."""
@@ -234,6 +250,7 @@ class HostIndex:
         A slot that a worker may still write, or that is pinned, is found no more and goes free when
         that has ended.
         """
+        self._disowned.clear()
         for names in self._planned:
             names.clear()
         for names in self._written:
@@ -315,12 +332,14 @@ class HostIndex:
             raise RuntimeError(f"slots {slots} are not on their way: settled twice or re-used")
 
     def _acknowledge_one(self, placed: Placed, at: int) -> bool:
-        """``acknowledge`` of one block, after a reset: its name may have another slot by now."""
+        """``acknowledge`` of one block, when its name may have no slot or another one by now."""
         group, name, slot = placed.columns.group, placed.columns.names[at], placed.slots[at]
-        if self._planned[group].get(name) != slot:
+        is_free = slot in self._disowned and not self.holds(group, name)
+        if self._planned[group].get(name) != slot and not is_free:
             self._release(slot)
             return False
-        del self._planned[group][name]
+        self._disowned.discard(slot)
+        self._planned[group].pop(name, None)
         self._state[slot] = SlotState.WRITTEN
         self._written[group][name] = slot
         return True
@@ -329,6 +348,7 @@ class HostIndex:
         if self._state[slot] == SlotState.WRITTEN:
             del self._written[int(self._group[slot])][self._name[slot]]
         self._state[slot] = SlotState.FREE
+        self._disowned.discard(slot)
         del self._name[slot]
         self.residency.forget(slot)
         self._policy.remove(slot)

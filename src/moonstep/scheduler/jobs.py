@@ -53,6 +53,11 @@ class JobLedger(Generic[Detail]):
         """Jobs that somebody still waits for."""
         return sum(not entry.abandoned for entry in self._open.values())
 
+    @property
+    def abandoned(self) -> int:
+        """Jobs whose calls hang, or wait behind others that do."""
+        return len(self._open) - self.awaited
+
     def open(self, job: Job, detail: Detail, slot_count: int, deadline_s: float) -> None:
         """Note a job that the plan of this step starts on every rank."""
         ranks, done = set(range(self._rank_count)), [True] * len(job.objects)

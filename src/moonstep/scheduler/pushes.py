@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from moonstep.engine import BlockHash
@@ -36,9 +36,6 @@ class KnownObjects:
     def discard(self, group: int, name: BlockHash) -> None:
         self._names.pop((group, name), None)
 
-    def clear(self) -> None:
-        self._names.clear()
-
 
 class _Wanted(NamedTuple):
     request_id: str
@@ -60,6 +57,14 @@ class PushCounts:
     """Evicted from the host cache before their turn came."""
 
 
+@dataclass(slots=True)
+class Stocktaking:
+    """What is known of the objects under one set of keys: in the store, or on their way there."""
+
+    known: KnownObjects = field(default_factory=KnownObjects)
+    on_the_way: set[tuple[int, BlockHash]] = field(default_factory=set)
+
+
 class PushQueue:
     """Objects that wait to be pushed. Scheduler thread only.
 
@@ -68,10 +73,9 @@ class PushQueue:
 
     def __init__(self, index: HostIndex) -> None:
         self.counts = PushCounts()
-        self.known = KnownObjects()
+        self.stock = Stocktaking()
         self._index = index
         self._queue: deque[_Wanted] = deque()
-        self._on_the_way: set[tuple[int, BlockHash]] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -80,12 +84,12 @@ class PushQueue:
         """Push these, head first, unless the store has them or they are on their way."""
         for names in objects:
             mark = (group, names.name)
-            if mark in self.known or mark in self._on_the_way:
+            if mark in self.stock.known or mark in self.stock.on_the_way:
                 continue
             if len(self._queue) >= _MOST_QUEUED and not self._make_room(names.number):
                 self.counts.dropped_full += 1
                 continue
-            self._on_the_way.add(mark)
+            self.stock.on_the_way.add(mark)
             self._queue.append(_Wanted(request_id, group, names))
 
     def take(self, most_objects: int) -> Iterator[tuple[str, list[StoredObject]]]:
@@ -106,29 +110,31 @@ class PushQueue:
         if batch:
             yield owner, batch
 
-    def ended(self, entry: OpenJob[None]) -> None:
-        """A push came back from every rank: its slots are let go."""
+    def ended(self, entry: OpenJob[Stocktaking]) -> None:
+        """A push came back from every rank: its slots are let go.
+
+        What it has come to is true of the keys it was started under, which may be new by now.
+        """
+        stock = entry.detail
         for stored, done in zip(entry.job.objects, entry.done, strict=True):
             self._index.unpin(stored.slots)
-            self._on_the_way.discard((stored.group, stored.name))
+            stock.on_the_way.discard((stored.group, stored.name))
             if done:
                 self.counts.stored += 1
-                self.known.add(stored.group, stored.name)
+                stock.known.add(stored.group, stored.name)
             else:
                 self.counts.failed += 1
 
     def reset(self) -> None:
         """New keys: nothing is known of the store, and what waits is from before."""
-        for wanted in self._queue:
-            self._on_the_way.discard((wanted.group, wanted.names.name))
         self._queue.clear()
-        self.known.clear()
+        self.stock = Stocktaking()
 
     def _located(self, wanted: _Wanted) -> StoredObject | None:
         try:
             slots, _ = self._index.locate(wanted.group, wanted.names.names)
         except KeyError:
-            self._on_the_way.discard((wanted.group, wanted.names.name))
+            self.stock.on_the_way.discard((wanted.group, wanted.names.name))
             self.counts.dropped_gone += 1
             return None
         self._index.pin(slots)
@@ -142,13 +148,16 @@ class PushQueue:
         if deepest.names.number <= number:
             return False
         self._queue.remove(deepest)
-        self._on_the_way.discard((deepest.group, deepest.names.name))
+        self.stock.on_the_way.discard((deepest.group, deepest.names.name))
         self.counts.dropped_full += 1
         return True
 
 
 class Bucket:
-    """Bytes a second: how much may be pushed now. ``None``: as much as there is."""
+    """Bytes a second: how much may be pushed now. ``None``: as much as there is.
+
+    It holds what a second earns, or one object where that is more: else none would ever go.
+    """
 
     def __init__(self, bytes_per_s: int | None, now_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -160,7 +169,8 @@ class Bucket:
         if self._bytes_per_s is None:
             return most
         earned = (now_s - self._then_s) * self._bytes_per_s
-        self._left_bytes = min(float(self._bytes_per_s), self._left_bytes + earned)
+        most_bytes = float(max(self._bytes_per_s, object_bytes))
+        self._left_bytes = min(most_bytes, self._left_bytes + earned)
         self._then_s = now_s
         return min(most, int(self._left_bytes // object_bytes))
 

@@ -119,7 +119,7 @@ class MooncakeStoreScheduler:
         ``num_computed_tokens`` is that hit, a multiple of the block size. ``None``: bytes are on
         their way from the store, ask again in the next step. Changes nothing but what it notes.
         """
-        if self.tier.is_pending(request.request_id):
+        if self.tier.is_pending(request):
             return None, False
         hit = 0
         if not request.skip_reading_prefix_cache and options_of(request).load:
@@ -152,6 +152,7 @@ class MooncakeStoreScheduler:
 
         True would keep all its blocks from being freed: what has to be kept is held by itself.
         """
+        self.tier.finished(request)  # now: its id may arrive again before that step
         tracker = self._lives.by_id.get(request.request_id) if self._hashes_lag else None
         if tracker is not None and tracker.saves and tracker.request is request:
             self._holds.hold(tracker)
@@ -254,10 +255,9 @@ class MooncakeStoreScheduler:
             self._end_life(request_id)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
-            self.tier.finished(request_id)
         victims = [tracker for tracker in ended if tracker is not None]
         for tracker in victims:
-            if tracker.request_id not in output.finished_req_ids:
+            if tracker.request_id not in (output.finished_req_ids | self._admitted.keys()):
                 self._look_for(tracker.request)
         return victims
 

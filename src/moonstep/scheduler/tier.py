@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from moonstep.config import Settings
 from moonstep.engine import Request
@@ -26,8 +26,8 @@ from moonstep.scheduler.fetches import (
 from moonstep.scheduler.index import HostIndex, Placed
 from moonstep.scheduler.jobs import JobLedger
 from moonstep.scheduler.objects import object_shape, objects_of
-from moonstep.scheduler.pushes import Bucket, PushQueue
-from moonstep.wire import Job, JobKind, RankReport, StoredObject
+from moonstep.scheduler.pushes import Bucket, PushQueue, Stocktaking
+from moonstep.wire import Job, JobKind, RankReport, StoredObject, threads_of_a_kind
 
 
 class Keyring(Protocol):
@@ -52,11 +52,11 @@ class Tier(Protocol):
 
     def arrived(self, request: Request) -> None: ...
 
-    def is_pending(self, request_id: str) -> bool: ...
+    def is_pending(self, request: Request) -> bool: ...
 
     def admitted(self, request_id: str) -> None: ...
 
-    def finished(self, request_id: str) -> None: ...
+    def finished(self, request: Request) -> None: ...
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None: ...
 
@@ -84,13 +84,13 @@ class NoTier:
     def arrived(self, request: Request) -> None:
         pass
 
-    def is_pending(self, request_id: str) -> bool:
+    def is_pending(self, request: Request) -> bool:
         return False
 
     def admitted(self, request_id: str) -> None:
         pass
 
-    def finished(self, request_id: str) -> None:
+    def finished(self, request: Request) -> None:
         pass
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
@@ -134,7 +134,7 @@ class StoreTier:
         self._clock = clock
         self.pushes = PushQueue(index)
         self.fetches = FetchPlanner(index, self._shape, settings.min_fetch_tokens)
-        self._push_jobs: JobLedger[None] = JobLedger(rank_count)
+        self._push_jobs: JobLedger[Stocktaking] = JobLedger(rank_count)
         self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
         self._bucket = Bucket(settings.push_bytes_per_s, clock())
         self._pending: set[str] = set()
@@ -157,23 +157,24 @@ class StoreTier:
 
     def arrived(self, request: Request) -> None:
         """A request arrives, or comes back after a preemption: begin to look for its prefix."""
-        if not self._index.slot_count:
-            return
         self.admitted(request.request_id)
-        deadline_s = self._clock() + self._settings.fetch_deadline_s
-        asked = self.fetches.arrive(request, deadline_s)
+        self._take_answers()
+        now_s = self._clock()
+        asked = self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s)
         if asked is not None:
             ticket, objects = asked
             group = self._shape.group.index
             keys = keys_asked(self._keyring.current, self._rank_count, group, objects)
             self._lookup.ask(ticket, keys)
 
-    def is_pending(self, request_id: str) -> bool:
+    def is_pending(self, request: Request) -> bool:
         """Whether the request should wait: its bytes are on their way, and in time."""
         self._take_answers()
+        request_id = request.request_id
         arrival = self.fetches.arrivals.get(request_id)
         waits = (
             arrival is not None
+            and arrival.request is request
             and arrival.state is not FetchState.OVER
             and self._clock() < arrival.deadline_s
             and (request_id in self._pending or len(self._pending) < self._settings.max_pending)
@@ -190,10 +191,11 @@ class StoreTier:
         self._pending.discard(request_id)
         self.fetches.drop(request_id)
 
-    def finished(self, request_id: str) -> None:
-        """The request has ended, and its id may come again as another."""
-        self.admitted(request_id)
-        self.fetches.forget(request_id)
+    def finished(self, request: Request) -> None:
+        """The request has ended, and its id may come again as another's."""
+        self.fetches.forget(request)
+        if request.request_id not in self.fetches.arrivals:
+            self._pending.discard(request.request_id)
 
     # What there is to push.
 
@@ -215,6 +217,8 @@ class StoreTier:
         self._offer(request, 0, num_computed_tokens // self._shape.tokens)
 
     def _offer(self, request: Request, first: int, stop: int) -> None:
+        if self._most_busy_slots < self._shape.blocks:
+            return  # no job could ever own so many slots
         group = self._shape.group.index
         objects = objects_of(self._shape, request.block_hashes, first, stop)
         here = [o for o in objects if self._index.has_written(group, o.names)]
@@ -223,7 +227,7 @@ class StoreTier:
     def has_push_work(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
         return bool(self._push_jobs.awaited or self._fetch_jobs.awaited) or (
-            bool(self.pushes) and self._room() > 0
+            bool(self.pushes) and self._pushable() > 0
         )
 
     # One step.
@@ -248,7 +252,7 @@ class StoreTier:
             self.pushes.ended(entry)
         for fetched in self._fetch_jobs.settle(by_rank):
             for name in self.fetches.ended(fetched):
-                self.pushes.known.discard(group, name)
+                self.pushes.stock.known.discard(group, name)
 
     def reset(self) -> None:
         """The caches were reset: new keys, and nothing from before is waited for."""
@@ -260,17 +264,34 @@ class StoreTier:
         for ticket, present in self._lookup.answers():
             self.fetches.found(ticket, present, self._rank_count)
 
+    @property
+    def _most_busy_slots(self) -> int:
+        return int(self._settings.max_busy_share * self._index.slot_count)
+
     def _room(self) -> int:
         """Slots that further jobs may own."""
-        most = int(self._settings.max_busy_share * self._index.slot_count)
-        return most - self._push_jobs.busy_slots - self._fetch_jobs.busy_slots
+        return self._most_busy_slots - self._push_jobs.busy_slots - self._fetch_jobs.busy_slots
+
+    def _all_hang(self, jobs: JobLedger[Any]) -> bool:
+        """Whether there are as many abandoned jobs as threads: a new one would wait behind them."""
+        return jobs.abandoned >= threads_of_a_kind(self._settings.store_threads)
+
+    def _pushable(self) -> int:
+        """Objects for whose pushes there are slots and threads."""
+        return 0 if self._all_hang(self._push_jobs) else self._room() // self._shape.blocks
 
     def _plan_fetches(self, now_s: float, new_life: Callable[[], int]) -> list[Job]:
         jobs: list[Job] = []
-        for arrival in self.fetches.arrivals.values():
+        if not self._index.slot_count:
+            return jobs  # no rank has told yet how many there are
+        share = int(self._settings.fetch_share * self._index.slot_count)
+        for arrival in list(self.fetches.arrivals.values()):
             if arrival.state is not FetchState.FOUND:
                 continue
-            share = int(self._settings.fetch_share * self._index.slot_count)
+            fits = self._shape.blocks <= min(share, self._most_busy_slots)
+            if not fits or self._all_hang(self._fetch_jobs):
+                self.fetches.end(arrival)  # waiting would bring nothing
+                continue
             left = share - self.fetches.held_slots - self._fetch_jobs.busy_slots
             room = min(left, self._room())
             if room < self._shape.blocks:
@@ -283,7 +304,7 @@ class StoreTier:
                 for start in range(0, len(placed), OBJECTS_PER_JOB)
             ]
             if not arrival.jobs:
-                arrival.state = FetchState.OVER
+                self.fetches.end(arrival)
         return jobs
 
     def _fetch_job(
@@ -294,19 +315,19 @@ class StoreTier:
         job = self._job(JobKind.FETCH, arrival.request.request_id, objects)
         slot_count = sum(len(part) for part in parts)
         deadline_s = max(arrival.deadline_s, now_s)
-        detail = Fetched(arrival.request.request_id, list(parts))
-        self._fetch_jobs.open(job, detail, slot_count, deadline_s)
+        self._fetch_jobs.open(job, Fetched(arrival, parts), slot_count, deadline_s)
         self.fetches.started(arrival, job.number, parts)
         return job
 
     def _plan_pushes(self, now_s: float) -> list[Job]:
         jobs: list[Job] = []
         nbytes = self._shape.nbytes * self._rank_count
-        most = self._bucket.objects(nbytes, now_s, self._room() // self._shape.blocks)
+        most = self._bucket.objects(nbytes, now_s, self._pushable())
         for request_id, objects in self.pushes.take(most):
             job = self._job(JobKind.PUSH, request_id, tuple(objects))
             slot_count = sum(len(each.slots) for each in objects)
-            self._push_jobs.open(job, None, slot_count, now_s + self._settings.push_deadline_s)
+            deadline_s = now_s + self._settings.push_deadline_s
+            self._push_jobs.open(job, self.pushes.stock, slot_count, deadline_s)
             self._bucket.spend(len(objects) * nbytes)
             jobs.append(job)
         return jobs

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from moonstep.stores.base import Store
-from moonstep.wire import SCRATCH, Job, JobEnd, JobKind
+from moonstep.wire import SCRATCH, Job, JobEnd, JobKind, threads_of_a_kind
 from moonstep.worker.arena import EMPTY, Arena
 from moonstep.worker.spans import ObjectSpans
 from moonstep.worker.threads import (
@@ -41,14 +41,14 @@ class StoreJobs:
         self._pushes: JobQueue = queue.Queue()
         self._fetches: JobQueue = queue.Queue()
         spans = ObjectSpans(arena, rank, block_bytes)
-        half, wellbeing = max(1, threads // 2), Wellbeing()
+        wellbeing = Wellbeing()
         self._threads: list[JobThread] = [
             kind(f"moonstep-{name}-{number}", jobs, store, spans, self._mailbox.put, wellbeing)
             for kind, name, jobs in (
                 (BaseSendingThread, "push", self._pushes),
                 (BaseReceivingThread, "fetch", self._fetches),
             )
-            for number in range(half)
+            for number in range(threads_of_a_kind(threads))
         ]
         for thread in self._threads:
             thread.start()
