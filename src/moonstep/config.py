@@ -108,12 +108,19 @@ def _parse_positive(setting: str, value: object) -> int:
     return count
 
 
+def _parse_rate(setting: str, value: object) -> int:
+    rate = parse_size(setting, value)
+    if not rate:
+        raise SettingError(setting, value, "nothing would ever be stored: write more, or leave out")
+    return rate
+
+
 _STORE_PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "namespace": ("namespace", _parse_text),
     "weights_version": ("weights_version", _parse_text),
     "chunk_tokens": ("chunk_tokens", _parse_positive),
     "push": ("push", _parse_push),
-    "push_bytes_per_s": ("push_bytes_per_s", parse_size),
+    "push_bytes_per_s": ("push_bytes_per_s", _parse_rate),
     "fetch_deadline_s": ("fetch_deadline_s", _parse_seconds),
     "push_deadline_s": ("push_deadline_s", _parse_seconds),
     "min_fetch_tokens": ("min_fetch_tokens", _parse_count),

@@ -18,6 +18,7 @@ from moonstep.wire import (
     GENERATION,
     GROUP,
     SLOT,
+    Job,
     RankReport,
     ReqMeta,
     Rows,
@@ -129,6 +130,7 @@ class MooncakeStoreWorker:
         self._captured: list[int] = []
         self._through = NO_STEP
         self._has_news = True
+        self._unstarted: tuple[Job, ...] = ()  # of the step that began last
         self._awaited: int | None = (
             None  # a step whose plan has captures that are not asked for yet
         )
@@ -163,8 +165,8 @@ class MooncakeStoreWorker:
         empty, and the step is never reported as captured.
         """
         self._awaited = None
-        if self.jobs and plan.jobs:
-            self.jobs.start(plan.jobs)
+        self._unstarted = ()
+        self._start(plan.jobs)
         if not len(plan.captures):
             self._open.append(_Step(plan.step, _Outcome.NOTHING_TO_DO, ENDED))
             return
@@ -226,13 +228,20 @@ class MooncakeStoreWorker:
         """A step begins. Captures of an earlier one that nobody asked for have failed.
 
         vLLM 0.32.0 leaves ``wait_for_save`` out on all but the last pipeline rank when it decodes
-        speculatively; without a word from here such slots would stay planned for good.
+        speculatively; without a word from here such slots would stay planned for good. Jobs of such
+        a step begin now: their slots are their own until they end.
         """
+        self._start(self._unstarted)
+        self._unstarted = plan.jobs
         if self._awaited is not None:
             self.stats.failed_captures += 1
             logger.error("captures of step %d were never asked for", self._awaited)
             self._open.append(_Step(self._awaited, _Outcome.FAILED, ENDED))
         self._awaited = plan.step if len(plan.captures) else None
+
+    def _start(self, jobs: tuple[Job, ...]) -> None:
+        if self.jobs and jobs:
+            self.jobs.start(jobs)
 
     def _start_capture(self, rows: Rows) -> Ticket:
         slots = rows[:, SLOT]
