@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moonstep.demo.figures import EngineFigures, checks
+from moonstep.demo.figures import EngineFigures, StoreFigures, checks, store_checks
 
 GOOD = EngineFigures(
     start_s=5.0,
@@ -58,3 +58,29 @@ def test_a_wrong_answer_is_told_from_a_late_one() -> None:
     wrong = dataclasses.replace(GOOD, storm_answers=((4,), (6,)), gap_worst_s=9.0)
     told = {check.name: check.about_answers for check in checks(GOOD, wrong) if not check.holds}
     assert sorted(told.values()) == [False, True]
+
+
+STORED = StoreFigures(
+    cold_s=3.0,
+    warm_s=0.3,
+    restored_tokens=(2432, 2432),
+    cold_answers=((1, 2), (3,)),
+    warm_answers=((1, 2), (3,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({}, None),
+        ({"warm_s": 1.06}, "0.35 x cold"),
+        ({"restored_tokens": (2432, 0)}, "0.35 x cold"),
+        ({"warm_answers": ((1, 2), (4,))}, "answers that differ after a restart"),
+    ],
+)
+def test_a_store_is_judged_by_what_comes_after_a_restart(
+    change: dict[str, Any], about: str | None
+) -> None:
+    broken = [c.name for c in store_checks(dataclasses.replace(STORED, **change)) if not c.holds]
+    assert len(broken) == (about is not None)
+    assert about is None or about in broken[0]

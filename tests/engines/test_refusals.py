@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,51 @@ def test_a_setting_that_cannot_be_used(
 ) -> None:
     config = configured(**settings)
     assert named in refusal(lambda: create(config, role), lines)
+
+
+def with_store(tmp_path: Path, **extra: Any) -> EngineConfig:
+    """A configuration with a directory behind the host cache."""
+    return configured(store=f"dir://{tmp_path / 'store'}?capacity=1MiB", **extra)
+
+
+def test_a_store_for_weights_that_nothing_tells_from_others(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    config = changed(with_store(tmp_path), "load_config", load_format="dummy")
+    line = refusal(lambda: create(config), lines)
+    assert "nothing tells this model's weights from others: name them (weights_version)" in line
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_a_store_whose_hashes_start_from_a_random_seed(
+    algorithm: str, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    config = changed(
+        with_store(tmp_path, weights_version="1"),
+        "cache_config",
+        prefix_caching_hash_algo=algorithm,
+    )
+    line = refusal(lambda: create(config), lines)
+    assert f"block hashes by {algorithm!r} start from a random seed" in line
+    assert "set PYTHONHASHSEED, or --prefix-caching-hash-algo sha256" in line
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    create(config).shutdown()
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"store": "dri:///tmp/x"}, "store='dri:///tmp/x'"),
+        ({"namespace": "a"}, "namespace='a': it means nothing without a \"store\""),
+        ({"store": "memory://x", "namespace": "a/b", "weights_version": "1"}, "namespace='a/b'"),
+    ],
+)
+def test_a_store_setting_that_cannot_be_used(
+    extra: dict[str, Any], named: str, lines: list[str]
+) -> None:
+    assert named in refusal(lambda: create(configured(**extra)), lines)
 
 
 def register(config: EngineConfig, layout: str = "LBNHC") -> None:

@@ -24,6 +24,7 @@ from moonstep.demo.session import Answer, Prompt, Session, memcpy_bytes_per_s
 Emit = Callable[[str, int, int], None]
 
 _PR_SET_PDEATHSIG: Final = 1
+_SETTLE_S: Final = 30.0
 _SEED_PROMPTS, _SEED_WARM_UP, _SEED_STEADY, _SEED_STORM = 1, 2, 3, 4
 
 
@@ -53,6 +54,20 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
         "gaps_s": gaps,
         "storm": asdict(storm),
     }
+
+
+def measure_store(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
+    """Answer each prompt once, let everything reach the store, and return the visits."""
+    prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
+    emit("warming up", 0, 1)
+    (warm_up,) = _prompts(session, plan, 1, _SEED_WARM_UP)
+    session.answer(warm_up, plan.answer_tokens)
+    visits = []
+    for done, prompt in enumerate(prompts):
+        emit("prompts, with a store", done, len(prompts))
+        visits.append(session.answer(prompt, plan.answer_tokens))
+    session.settle(_SETTLE_S)
+    return {"start_s": session.start_s, "visits": [asdict(a) for a in visits]}
 
 
 def _prompts(
@@ -139,7 +154,7 @@ def _measure_demo(raw_plan: dict[str, Any], emit: Emit) -> dict[str, Any]:
     plan = DemoPlan.from_json(raw_plan)
     session = Session(plan)
     try:
-        return measure(session, plan, emit)
+        return (measure_store if plan.store else measure)(session, plan, emit)
     finally:
         session.close()
 

@@ -61,6 +61,32 @@ class EngineFigures:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """Two engine processes, one after the other, on one store: the same prompts in both."""
+
+    cold_s: float
+    """Time to first token in the first one, which nobody had stored anything for: a median."""
+    warm_s: float
+    """... in the second one, which finds in the store what the first one left."""
+    restored_tokens: tuple[int, ...]
+    """Of each prompt in the second one."""
+    cold_answers: tuple[tuple[int, ...], ...]
+    warm_answers: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def from_raw(cls, first: dict[str, Any], second: dict[str, Any]) -> Self:
+        """From what ``moonstep.demo.child.measure_store`` returned in the two processes."""
+        cold, warm = first["visits"], second["visits"]
+        return cls(
+            cold_s=_median(a["first_token_s"] for a in cold),
+            warm_s=_median(a["first_token_s"] for a in warm),
+            restored_tokens=tuple(a["connector"]["restored_tokens"] for a in warm),
+            cold_answers=tuple(tuple(a["tokens"]) for a in cold),
+            warm_answers=tuple(tuple(a["tokens"]) for a in warm),
+        )
+
+
 def _median(values: Sequence[float] | Any) -> float:
     listed = list(values)
     return float(statistics.median(listed)) if listed else 0.0
@@ -89,6 +115,17 @@ def checks(plain: EngineFigures, moonstep: EngineFigures) -> list[Check]:
         _equal(
             "answers that differ from those without a connector", plain.answers, moonstep.answers
         ),
+    ]
+
+
+def store_checks(stored: StoreFigures) -> list[Check]:
+    """What a store promises: a new engine process is warm, and answers as the old one did."""
+    bound = 0.35 * stored.cold_s
+    holds = min(stored.restored_tokens) > 0 and stored.warm_s <= bound
+    name = "first token after a restart <= 0.35 x cold"
+    return [
+        Check(name, stored.warm_s * 1e3, bound * 1e3, "ms", holds),
+        _equal("answers that differ after a restart", stored.cold_answers, stored.warm_answers),
     ]
 
 

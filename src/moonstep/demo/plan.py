@@ -9,7 +9,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """One engine's part of the demo. Two plans of one run differ in ``with_moonstep`` alone."""
+    """One engine's part of the demo.
+
+    The two that are compared side by side differ in ``with_moonstep`` alone. With a ``store`` the
+    engine only answers each prompt once.
+    """
 
     model: str
     with_moonstep: bool
@@ -24,6 +28,8 @@ class DemoPlan:
     max_model_tokens: int = 4096
     step_tokens: int = 2560
     host_cache: str = "1536MiB"
+    store: str | None = None
+    """URL of a store behind the host cache."""
     prompt_count: int = 5
     prompt_tokens: int = 2500
     answer_tokens: int = 4
@@ -60,10 +66,11 @@ class DemoPlan:
             "seed": 0,
         }
         if self.with_moonstep:
+            extra = {"host_cache": self.host_cache}
             arguments["kv_transfer_config"] = {
                 "kv_connector": "MoonstepConnector",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"host_cache": self.host_cache},
+                "kv_connector_extra_config": extra | ({"store": self.store} if self.store else {}),
             }
         return arguments
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from moonstep.demo.figures import Check, EngineFigures
+from moonstep.demo.figures import Check, EngineFigures, StoreFigures
 from moonstep.demo.plan import DemoPlan
 
 
 def print_figures(
-    console: Console, plan: DemoPlan, plain: EngineFigures, ours: EngineFigures
+    console: Console,
+    plan: DemoPlan,
+    plain: EngineFigures,
+    ours: EngineFigures,
+    stored: StoreFigures,
 ) -> None:
-    """Show both engines side by side."""
+    """Show both engines side by side, and what the engine that came after them found."""
     table = Table(
         title=f"{plan.prompt_count} prompts of {plan.prompt_tokens:,} tokens, {plan.dtype}"
     )
@@ -30,6 +34,7 @@ def print_figures(
         ("storm, tokens restored", "storm_restored_tokens", _count),
     ):
         table.add_row(name, as_text(getattr(plain, attribute)), as_text(getattr(ours, attribute)))
+    table.add_row("first token, new engine, prompt in a directory", "-", _ms(stored.warm_s))
     console.print(table)
     mib = ours.restored_bytes / (1 << 20)
     rate = ours.memcpy_bytes_per_s / 1e9

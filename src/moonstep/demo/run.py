@@ -1,17 +1,20 @@
-"""The demo from start to end: two engines, one after the other, then the verdicts."""
+"""The demo from start to end: engines one after the other, then the verdicts."""
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moonstep.bench.machine import machine_facts
 from moonstep.bench.outcome import write_json
-from moonstep.demo.figures import Check, EngineFigures, checks
+from moonstep.demo.figures import Check, EngineFigures, StoreFigures, checks, store_checks
 from moonstep.demo.plan import DemoPlan, usable_cpus
 from moonstep.demo.process import EngineFailed, engine_events
 from moonstep.demo.report import print_checks, print_figures
@@ -25,8 +28,7 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
     """
     start = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
-    cpus = usable_cpus()
-    machine = machine_facts()
+    cpus, machine = usable_cpus(), machine_facts()
     plans = {
         "no connector": DemoPlan(str(model), with_moonstep=False, cpus=cpus),
         "Moonstep": DemoPlan(str(model), with_moonstep=True, cpus=cpus),
@@ -36,9 +38,11 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
         for name, plan in plans.items()
     }
     plain, ours = (EngineFigures.from_raw(figures) for figures in raw.values())
-    verdicts = checks(plain, ours)
+    raw_stored = _measure_store(plans["Moonstep"], out, console)
+    stored = StoreFigures.from_raw(*raw_stored.values())
+    verdicts = [*checks(plain, ours), *store_checks(stored)]
     seconds = time.perf_counter() - start
-    print_figures(console, plans["Moonstep"], plain, ours)
+    print_figures(console, plans["Moonstep"], plain, ours, stored)
     print_checks(console, verdicts)
     write_json(
         out / "demo.json",
@@ -46,14 +50,25 @@ def run_demo(model: Path, out: Path, console: Console) -> list[Check]:
         {
             "seconds": seconds,
             "settings": {name: plan.to_json() for name, plan in plans.items()},
-            "figures": {"no connector": plain, "Moonstep": ours},
+            "figures": {"no connector": plain, "Moonstep": ours, "store": stored},
             "checks": verdicts,
-            "raw": raw,
+            "raw": {**raw, **raw_stored},
         },
     )
     console.print(str(machine), highlight=False)
     console.print(f"{seconds:.0f} s in all; figures: {out / 'demo.json'}")
     return verdicts
+
+
+def _measure_store(plan: DemoPlan, out: Path, console: Console) -> dict[str, dict[str, Any]]:
+    """Two engine processes, one after the other, on a directory that starts empty."""
+    with tempfile.TemporaryDirectory(prefix="store-", dir=out) as folder:
+        path = quote(str(Path(folder).resolve() / "cache"))
+        with_store = dataclasses.replace(plan, store=f"dir://{path}?capacity=2GiB")
+        return {
+            name: _measure(name, with_store, out / f"demo-{name.replace(' ', '-')}.log", console)
+            for name in ("directory", "after a restart")
+        }
 
 
 def _measure(name: str, plan: DemoPlan, log: Path, console: Console) -> dict[str, Any]:

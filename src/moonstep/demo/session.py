@@ -125,6 +125,13 @@ class Session:
             connector=self.connector_totals() - before,
         )
 
+    def settle(self, deadline_s: float) -> None:
+        """Step the idle engine while its connector has bytes on their way, as an engine in a
+        process of its own does by itself."""
+        stop_s = time.monotonic() + deadline_s
+        while self._core.scheduler.has_requests() and time.monotonic() < stop_s:
+            self._engine.step()
+
     def close(self) -> None:
         """Shut the engine down, so that the connector can say what it did."""
         self._engine.engine_core.shutdown()
