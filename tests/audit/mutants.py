@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from moonstep.scheduler import lookup
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.fetches import FetchPlanner
 from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.jobs import JobLedger
 from moonstep.scheduler.lives import Lives
 from moonstep.scheduler.loads import LoadQueue, Restore
 from moonstep.scheduler.scheduler import MooncakeStoreScheduler
 from moonstep.scheduler.tables import BlockTables
+from moonstep.scheduler.tier import StoreTier
 from moonstep.scheduler.tracker import RequestTracker
 from moonstep.scheduler.witness import Witness
 from moonstep.worker.worker import MooncakeStoreWorker
@@ -390,4 +394,67 @@ def held_block_never_freed() -> Iterator[None]:
 
     _release = Holds.release
     with patch.object(Holds, "release", release):
+        yield
+
+
+@mutant
+def damaged_object_accepted() -> Iterator[None]:
+    """What a store gives back is taken as it comes: short, of another key, with flipped bits."""
+    with patch("moonstep.stores.checked.verify", lambda *args: None):
+        yield
+
+
+@mutant
+def failed_fetch_acknowledged() -> Iterator[None]:
+    """A fetch that did not bring its objects counts as written."""
+    ended = FetchPlanner.ended
+
+    def always_done(self: FetchPlanner, entry: Any) -> Any:
+        entry.done = [True] * len(entry.done)
+        return ended(self, entry)
+
+    with patch.object(FetchPlanner, "ended", always_done):
+        yield
+
+
+@mutant
+def abandoned_slots_used_again() -> Iterator[None]:
+    """A fetch past its deadline gives its slots back at once; its call may come back later."""
+    plan = StoreTier.plan
+
+    def without_quarantine(self: StoreTier, new_life: Any) -> Any:
+        for entry in self._fetch_jobs.abandon_late(self._clock()):
+            entry.done = [False] * len(entry.done)
+            del self._fetch_jobs._open[entry.job.number]
+            self.fetches.ended(entry)
+        return plan(self, new_life)
+
+    with patch.object(StoreTier, "plan", without_quarantine):
+        yield
+
+
+@mutant
+def job_end_credited_by_request() -> Iterator[None]:
+    """The end of a job is credited to the oldest open job of the same request id."""
+    opened, settle = JobLedger.open, JobLedger.settle
+    request_of: dict[int, str] = {}
+
+    def note(self: Any, job: Any, *args: Any) -> None:
+        request_of[job.number] = job.request_id
+        opened(self, job, *args)
+
+    def credit(self: Any, by_rank: Any) -> Any:
+        oldest: dict[str, int] = {}
+        for number, entry in self._open.items():
+            oldest.setdefault(entry.job.request_id, number)
+        credited = {}
+        for rank, report in by_rank.items():
+            ends = [
+                end._replace(number=oldest.get(request_of.get(end.number, ""), end.number))
+                for end in report.ended_jobs
+            ]
+            credited[rank] = replace(report, ended_jobs=tuple(ends))
+        return settle(self, credited)
+
+    with patch.object(JobLedger, "open", note), patch.object(JobLedger, "settle", credit):
         yield
