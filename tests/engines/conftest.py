@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -57,3 +59,19 @@ def create(
     connector = KVConnectorFactory.create_connector(config.vllm_config, role, kv)
     assert isinstance(connector, MoonstepConnector)
     return connector
+
+
+def changed(config: EngineConfig, part: str, **values: Any) -> EngineConfig:
+    """The configuration with these values in one part; what vLLM itself checks is passed by."""
+    vllm_config: VllmConfig = copy.copy(config.vllm_config)
+    own = copy.copy(getattr(vllm_config, part))
+    for name, value in values.items():
+        object.__setattr__(own, name, value)
+    setattr(vllm_config, part, own)
+    return EngineConfig(
+        vllm_config,
+        config.scheduler_kv,
+        config.rank_kv,
+        config.scheduler_block_tokens,
+        config.hash_block_tokens,
+    )

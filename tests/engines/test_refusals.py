@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
@@ -17,7 +16,7 @@ from moonstep.audit.engineconfig import EngineConfig
 from moonstep.audit.kvmemory import RankMemory
 from moonstep.audit.shape import Shape
 from moonstep.engines.vllm import machine
-from tests.engines.conftest import configured, create
+from tests.engines.conftest import changed, configured, create
 
 
 def refusal(call: Callable[[], Any], lines: list[str]) -> str:
@@ -28,22 +27,6 @@ def refusal(call: Callable[[], Any], lines: list[str]) -> str:
     assert ours == [str(caught.value)]
     assert "\n" not in ours[0]
     return ours[0]
-
-
-def changed(config: EngineConfig, part: str, **values: Any) -> EngineConfig:
-    """The configuration with these values in one part; what vLLM itself checks is passed by."""
-    vllm_config: VllmConfig = copy.copy(config.vllm_config)
-    own = copy.copy(getattr(vllm_config, part))
-    for name, value in values.items():
-        object.__setattr__(own, name, value)
-    setattr(vllm_config, part, own)
-    return EngineConfig(
-        vllm_config,
-        config.scheduler_kv,
-        config.rank_kv,
-        config.scheduler_block_tokens,
-        config.hash_block_tokens,
-    )
 
 
 ROLES = pytest.mark.parametrize("role", [KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER])

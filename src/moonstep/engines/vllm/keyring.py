@@ -114,10 +114,32 @@ def _hash_seed(settings: Settings, config: VllmConfig) -> str:
 
 def _weights(config: VllmConfig) -> str | None:
     """The identity of the weights that are loaded; ``None`` when there is none to be had."""
-    folder = Path(str(config.model_config.model))
-    if str(config.load_config.load_format) == "dummy" or not folder.exists():
+    if str(config.load_config.load_format) == "dummy":
         return None
-    return weights_identity(folder)
+    folder = _weights_folder(config)
+    return None if folder is None else weights_identity(folder)
+
+
+def _weights_folder(config: VllmConfig) -> Path | None:
+    """Where the weights lie that the workers have loaded: the model's path, or what the hub's cache
+    on this machine has under its name. Asks no network.
+    """
+    model = config.model_config
+    named = Path(str(model.model))
+    if named.exists():
+        return named
+    from huggingface_hub import snapshot_download
+
+    try:
+        cached = snapshot_download(
+            str(model.model),
+            revision=model.revision,
+            cache_dir=config.load_config.download_dir,
+            local_files_only=True,
+        )
+    except (OSError, ValueError):  # not there, or no name that a hub could know
+        return None
+    return Path(cached)
 
 
 def _model(model: ModelConfig) -> str:
