@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -111,7 +112,11 @@ class Done:
 
 
 def _child(pipe: Any, kit_name: str | None) -> None:
-    """Run jobs until the pipe ends. The connector's surroundings are set up once."""
+    """Run jobs until the pipe ends. The connector's surroundings are set up once.
+
+    Ctrl-C is the parent's business: it closes the pipe, or ends this process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     quiet.hush()
     import torch
 
@@ -124,7 +129,7 @@ def _child(pipe: Any, kit_name: str | None) -> None:
                 job, parts = pipe.recv()
                 for part in parts:
                     pipe.send((part, job.run(part)))
-            except (EOFError, KeyboardInterrupt, BrokenPipeError):
+            except (EOFError, BrokenPipeError):
                 return
 
 
