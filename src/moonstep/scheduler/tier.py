@@ -170,21 +170,23 @@ class StoreTier:
     def is_pending(self, request: Request) -> bool:
         """Whether the request should wait: its bytes are on their way, and in time."""
         self._take_answers()
-        request_id = request.request_id
-        arrival = self.fetches.arrivals.get(request_id)
-        waits = (
-            arrival is not None
-            and arrival.request is request
-            and arrival.state is not FetchState.OVER
-            and self._clock() < arrival.deadline_s
-            and (request_id in self._pending or len(self._pending) < self._settings.max_pending)
+        request_id, now_s = request.request_id, self._clock()
+        self._pending = {other for other in self._pending if self._is_awaited(other, now_s)}
+        waits = self._is_awaited(request_id, now_s) and (
+            request_id in self._pending or len(self._pending) < self._settings.max_pending
         )
         if waits:
             self._pending.add(request_id)
             self.fetches.counts.pending_answers += 1
-        else:
-            self._pending.discard(request_id)
         return waits
+
+    def _is_awaited(self, request_id: str, now_s: float) -> bool:
+        arrival = self.fetches.arrivals.get(request_id)
+        return (
+            arrival is not None
+            and arrival.state is not FetchState.OVER
+            and now_s < arrival.deadline_s
+        )
 
     def admitted(self, request_id: str) -> None:
         """The request waits no more: what was held for it has been promised, or is not wanted."""
