@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True, scope="session")
 def moonsteps_store() -> Iterator[None]:
-    """Moonstep opens a store that obeys the histories; what it logs of faults is no news here."""
-    logging.getLogger("moonstep").setLevel(logging.CRITICAL)
+    """Moonstep opens a store that obeys the histories."""
     with kit_for("MoonstepConnector").surroundings():
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -214,8 +215,15 @@ STORES = FaultyStores()
 
 @contextmanager
 def _surroundings() -> Iterator[None]:
-    with patch("moonstep.engines.vllm.stores.open_store", STORES.open):
-        yield
+    """A store that obeys, and no log lines: what Moonstep says of faults is no news here."""
+    logger = logging.getLogger("moonstep")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with patch("moonstep.engines.vllm.stores.open_store", STORES.open):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _store(scheduler_half: Any) -> FaultyStores | None:
