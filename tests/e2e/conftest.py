@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +16,11 @@ def model() -> Path:
     folder = ROOT / ".cache" / "models" / "smollm2-135m"
     assert (folder / "config.json").is_file(), f"no model in {folder}: run `make setup`"
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_kill_ends_the_servers_too() -> Iterator[None]:
+    """SIGTERM leaves the tests as Ctrl-C does: through the blocks that end what was started."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
