@@ -79,9 +79,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=STOP_S)
+        self.kill()
         self._client.close()
 
     def wait_ready(self) -> None:
@@ -100,6 +98,12 @@ class Server:
     def stop(self) -> None:
         """End the server as an operator does: SIGTERM, and wait."""
         self._process.terminate()
+        self._process.wait(timeout=STOP_S)
+
+    def kill(self) -> None:
+        """End the server and all it started, now; as if it had lost its machine."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=STOP_S)
 
     def complete(self, prompt: str, **body: Any) -> tuple[str, int]:
