@@ -145,8 +145,7 @@ def test_without_quarantine_a_frozen_put_stores_another_prefix(stores: FaultySto
         without_quarantine("push"),
         open_stage(stores, slots=BLOCKS + 2, push_deadline_s=0.0) as stage,
     ):
-        assert a_frozen_put(stage) > 0
-        raise AssertionError("the audit has not seen it")
+        a_frozen_put(stage)
     assert caught.value.finding.kind is Kind.WRONG_KEPT
 
 
