@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SCENARIO_DEADLINE_S = 90.0
 HISTORY_DEADLINE_S = 60.0
+START_S = 30.0
+"""What the first part of a job gets beyond its deadline: a child has to import the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ class _Child:
 class Pool:
     """Child processes that run jobs; `with` ends them all, whatever happens."""
 
-    def __init__(self, count: int, kit_name: str | None) -> None:
+    def __init__(self, count: int, kit_name: str | None, start_s: float = START_S) -> None:
+        self._start_s = start_s
         self._context = multiprocessing.get_context("spawn")
         self._kit_name = kit_name
         self._children = [self._start() for _ in range(count)]
@@ -173,6 +176,8 @@ class Pool:
                     yield from self._overdue(index, child)
             busy = [child for child in self._children if child.job is not None]
             if not busy:
+                if waiting and not enough():
+                    continue  # all of them were overdue: begin again with fresh ones
                 return
             for pipe in wait([child.pipe for child in busy], timeout=0.5):
                 child = next(c for c in busy if c.pipe is pipe)
@@ -208,13 +213,12 @@ class Pool:
         fresh = self._start()
         child.process, child.pipe, child.job = fresh.process, fresh.pipe, None
         if job is not None and left:
-            child.job, child.since = job, time.monotonic()
+            child.job, child.since = job, time.monotonic() + self._start_s
             child.pipe.send((job, tuple(left)))
 
     def _give(self, child: _Child, job: Job) -> None:
         child.job, child.left = job, deque(job.parts())
-        # A child that has just started needs some seconds to import the engine.
-        child.since = time.monotonic() + 30.0
+        child.since = time.monotonic() + self._start_s
         child.pipe.send((job, tuple(child.left)))
 
     def _start(self) -> _Child:
