@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,8 +24,11 @@ from moonstep.audit.engineconfig import ConnectorChoice, block_bytes
 from moonstep.audit.history import Arrive, Event, Generator
 from moonstep.audit.shape import Shape, random_shape
 from moonstep.engine import Request
+from moonstep.scheduler.jobs import JobLedger
+from moonstep.scheduler.scheduler import MooncakeStoreScheduler
 from moonstep.scheduler.tier import StoreTier
 from moonstep.stores.faulty import Fault
+from moonstep.wire import SCRATCH, SLOT, StepPlan
 from tests.store_tier.mutants import without_quarantine
 
 VERBS = (("put",), ("get",), ("contains",), ("put", "get", "contains"))
@@ -55,6 +58,17 @@ class Watch:
             assert waited_s <= tier._settings.fetch_deadline_s, "pending after its deadline"
         return answer
 
+    def build(self, half: MooncakeStoreScheduler, output: Any) -> StepPlan:
+        """No step writes a slot that a job owns, or reads one that a job may write."""
+        plan = BUILD(half, output)
+        if isinstance(half.tier, StoreTier):
+            written, read = (set(rows[:, SLOT].tolist()) for rows in (plan.captures, plan.restores))
+            fetching, pushing = slots_of(half.tier._fetch_jobs), slots_of(half.tier._push_jobs)
+            assert not written & (fetching | pushing), "a capture into a slot that a job owns"
+            assert not read & fetching, "a restore from a slot that a job may write"
+            assert not fetching & pushing, "a slot with two owners"
+        return plan
+
     @property
     def counts(self) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -64,7 +78,18 @@ class Watch:
         return counts
 
 
+def slots_of(jobs: JobLedger[Any]) -> set[int]:
+    """The slots that open jobs own."""
+    objects = (each for entry in jobs._open.values() for each in entry.job.objects)
+    return {slot for each in objects for slot in each.slots if slot != SCRATCH}
+
+
 ARRIVED, IS_PENDING = StoreTier.arrived, StoreTier.is_pending
+BUILD = MooncakeStoreScheduler.build_connector_meta
+
+
+def watch_build(watch: Watch) -> Callable[..., StepPlan]:
+    return lambda half, output: watch.build(half, output)
 
 
 @contextmanager
@@ -73,6 +98,7 @@ def watched() -> Iterator[Watch]:
     with (
         patch.object(StoreTier, "arrived", lambda *args: watch.arrived(*args)),
         patch.object(StoreTier, "is_pending", lambda *args: watch.is_pending(*args)),
+        patch.object(MooncakeStoreScheduler, "build_connector_meta", watch_build(watch)),
     ):
         yield watch
 
