@@ -51,8 +51,10 @@ def test_one_rank_cannot_speak_for_two() -> None:
     ledger = opened(1)
     end = JobEnd(1, (True, True))
     assert ledger.settle({0: report(end, end)}) == []
-    assert ledger.settle({0: report(end)}) == []
+    assert ledger.settle({0: report(JobEnd(1, ()))}) == []
     assert ledger.busy_slots == 3
+    (ended,) = ledger.settle({1: report(end)})
+    assert ended.done == [True, True], "its first word counts"
 
 
 def test_ends_of_unknown_jobs_are_passed_over() -> None:

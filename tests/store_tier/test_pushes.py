@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moonstep.config import SettingError, Settings
 from moonstep.scheduler import pushes
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
@@ -260,6 +261,13 @@ def test_without_a_rate_everything_goes() -> None:
     assert bucket.objects(1 << 40, 0.0, most=17) == 17
     bucket.spend(1 << 50)
     assert bucket.objects(1 << 40, 0.0, most=17) == 17
+
+
+def test_a_rate_of_nothing_is_refused() -> None:
+    """Pushes would wait for ever, and keep the engine stepping."""
+    for rate in (0, "0MiB"):
+        with pytest.raises(SettingError, match="push_bytes_per_s"):
+            Settings.parse({"store": "memory://x", "push_bytes_per_s": rate})
 
 
 def test_the_rate_counts_the_bytes_of_all_ranks() -> None:
