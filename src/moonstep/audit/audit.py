@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moonstep.audit.replay import Replay
 
 HISTORIES_A_JOB = 10
+SPARE_HISTORIES = 3
 MOST_FINDINGS = 20
 """After so many random findings no further history is begun."""
 
@@ -94,6 +95,8 @@ def plan(order: Order) -> tuple[list[Job], list[Job]]:
         for shape in matrix(BASE)
     ]
     count = -(-order.steps // driver.HISTORY_STEPS)
+    if count > 1:
+        count *= SPARE_HISTORIES  # a history may end early; no more begin once there are enough
     length = min(order.steps, driver.HISTORY_STEPS)
     seeds = range(order.seed, order.seed + count)
     of_histories: list[Job] = [
@@ -111,13 +114,20 @@ def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
         for number, done in enumerate(pool.run(of_scenarios), 1):
             verdict.results.append(_result(order, done))
             told("scenarios", number, len(of_scenarios))
-        for done in pool.run(of_histories, lambda: len(verdict.random_findings) >= MOST_FINDINGS):
+        for done in pool.run(of_histories, lambda: _is_enough(verdict)):
             _note(verdict, done)
             told("random steps", verdict.counts["steps"], order.steps)
         _shrink(verdict, pool, told)
     names = [scenario.name for scenario in scenarios.ALL]
     verdict.results.sort(key=lambda result: names.index(result.scenario))
     return verdict
+
+
+def _is_enough(verdict: Verdict) -> bool:
+    """Whether the steps that were asked for are done, or there are findings enough to look at."""
+    if len(verdict.random_findings) >= MOST_FINDINGS:
+        return True
+    return verdict.counts["steps"] >= verdict.order.steps
 
 
 def _result(order: Order, done: Done) -> Result:
