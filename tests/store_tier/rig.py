@@ -134,7 +134,9 @@ class Rig:
         """Plan captures of these blocks."""
         columns = Columns(0)
         columns.add_run(life or next(self._lives), first, names, [0] * len(names))
-        placed = self.index.plan(columns)
+        wanted = self.index.unheld(columns)
+        assert len(wanted) == len(names), "somebody has them, or is about to"
+        placed = self.index.plan(wanted)
         assert placed is not None
         return placed
 

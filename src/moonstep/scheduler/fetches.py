@@ -259,8 +259,7 @@ class FetchPlanner:
             self._failed.discard(request_id)
 
     def reset(self) -> None:
-        """New keys: every look and every plan is over. What is held stays until it is let go."""
-        self._looks.clear()
+        """New keys: no look and no plan counts any more. What is held stays until it is let go."""
         self._job_of.clear()
         self._stuck.clear()
         for arrival in list(self.arrivals.values()):
