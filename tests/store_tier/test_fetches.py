@@ -444,8 +444,10 @@ def test_numbers_of_jobs_never_repeat() -> None:
         (job,) = rig.find(request)
         numbers.append(job.number)
         rig.end(job)
-        rig.tier.went_on(request, 64)
         rig.tier.finished(request)
+        pushed = make_request("p", 64, family=100 + at)
+        rig.write(pushed.block_hashes)
+        rig.tier.went_on(pushed, 64)
         for push in rig.pushes():
             numbers.append(push.number)
             rig.end(push)

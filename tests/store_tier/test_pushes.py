@@ -97,6 +97,17 @@ def test_what_a_fetch_did_not_find_is_pushed_again() -> None:
     assert again.objects[0].name == hashes[1]
 
 
+def test_what_a_fetch_brought_is_not_pushed_back() -> None:
+    rig = Rig()
+    request = make_request("f", 65)
+    (fetch,) = rig.find(request)
+    rig.end(fetch, [True, False])
+    rig.write(request.block_hashes[2:4])
+    rig.tier.went_on(request, 64)
+    (job,) = rig.pushes()
+    assert [each.name for each in job.objects] == [fetch.objects[1].name]
+
+
 def test_what_was_evicted_before_its_turn_is_dropped_and_counted() -> None:
     rig = Rig()
     wanted_by("r", rig, 4)

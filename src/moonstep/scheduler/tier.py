@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moonstep.config import Settings
-from moonstep.engine import Request
+from moonstep.engine import BlockHash, Request
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
 from moonstep.scheduler.columns import Columns
@@ -249,12 +249,21 @@ class StoreTier:
 
     def report(self, by_rank: Mapping[int, RankReport]) -> None:
         """Take in the ends of jobs."""
-        group = self._shape.group.index
         for entry in self._push_jobs.settle(by_rank):
             self.pushes.ended(entry)
         for fetched in self._fetch_jobs.settle(by_rank):
-            for name in self.fetches.ended(fetched):
-                self.pushes.stock.known.discard(group, name)
+            missing = set(self.fetches.ended(fetched))
+            if fetched.job.keys == self._keyring.current:
+                self._learn(fetched.job, missing)
+
+    def _learn(self, fetch: Job, missing: set[BlockHash]) -> None:
+        """What a fetch brought is in the store, and need not go there; what it missed is not."""
+        known = self.pushes.stock.known
+        for stored in fetch.objects:
+            if stored.name in missing:
+                known.discard(stored.group, stored.name)
+            else:
+                known.add(stored.group, stored.name)
 
     def reset(self) -> None:
         """The caches were reset: new keys, and nothing from before is waited for."""
