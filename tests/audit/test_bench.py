@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from moonstep.audit import driver, history, replay, shape
-from moonstep.audit.engine import Limits
 from moonstep.audit.engineconfig import ConnectorChoice
 from moonstep.audit.findings import Kind
+from moonstep.audit.limits import Limits
 
 if TYPE_CHECKING:
     from moonstep.audit.driver import Outcome

@@ -6,8 +6,8 @@ import mutants
 import pytest
 
 from moonstep.audit import driver, shrink
-from moonstep.audit.engine import Limits
 from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.limits import Limits
 from moonstep.audit.replay import of_seed
 
 MOONSTEP = ConnectorChoice("MoonstepConnector")

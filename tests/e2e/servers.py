@@ -22,7 +22,7 @@ KV_BLOCKS = 36
 """KV memory of 4,480 tokens in blocks of 128: three prompts of ten blocks fit, not four."""
 
 READY_S = 240.0
-STOP_S = 60.0
+STOP_S = 90.0
 
 # What a log line says after vLLM's prefix "(process) LEVEL time [file:line]".
 LOGGED = re.compile(r"\[\w+\.py:\d+\] (moonstep:.*)$", flags=re.MULTILINE)
@@ -46,10 +46,10 @@ class Server:
             *("--max-model-len", "4096", "--num-gpu-blocks-override", str(KV_BLOCKS)),
             "--enable-prompt-tokens-details",
             # Without it vLLM kills its engine in the instant it asks it to end: no last words.
-            *("--shutdown-timeout", "20"),
+            *("--shutdown-timeout", "60"),
             *("--kv-transfer-config", json.dumps(transfer)),
         ]
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=280)
 
     def __enter__(self) -> Self:
         environment = {

@@ -79,7 +79,7 @@ def test_each_server_says_at_its_end_what_it_did(servers: tuple[Server, Server])
 
 def test_a_misspelt_setting_ends_the_start_with_one_line(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "misspelt.log", {"host_cashe": "1GiB"}) as server:
-        assert server.wait_ended(timeout_s=150) != 0
+        assert server.wait_ended(timeout_s=280) != 0
         (line,) = set(server.moonstep_lines())
         assert "host_cashe='1GiB'" in line
         assert "did you mean 'host_cache'?" in line

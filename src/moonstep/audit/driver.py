@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import quiet
 from moonstep.audit.connectors import fitted, kit_for
-from moonstep.audit.engine import Engine, Limits
+from moonstep.audit.engine import Engine
 from moonstep.audit.findings import Finding, Stop
 from moonstep.audit.history import Event, Generator
+from moonstep.audit.limits import Limits
 from moonstep.audit.shape import Groups, Shape, random_shape
 
 if TYPE_CHECKING:

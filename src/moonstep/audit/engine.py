@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from moonstep.audit import assembly, checks, connectors, engineconfig, history
 from moonstep.audit.clients import Clients
 from moonstep.audit.findings import Kind, Stop
+from moonstep.audit.limits import Limits, QuietTime
 from moonstep.audit.oracle import mix
 from moonstep.audit.reporter import Reporter
 from moonstep.audit.seam import Seam
@@ -39,15 +39,6 @@ IDLE_SLEEP_S = 0.001
 """What the engine core sleeps after a step that executed nothing."""
 
 
-@dataclass(slots=True)
-class Limits:
-    """When waiting turns into a finding."""
-
-    stalled_steps: int = 600
-    passed_over: int = 1000
-    drain_steps: int = 6000
-
-
 class Engine:
     """One engine of one history."""
 
@@ -65,7 +56,7 @@ class Engine:
         self.kept_watch = checks.KeptWatch()
         self._queue: list[Step] = []
         self._late_aborts: list[str] = []
-        self._quiet_steps = 0
+        self._quiet = QuietTime(self.limits, threads=False)
         self._drafts: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._config = engineconfig.build(shape, connector)
         self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
@@ -102,6 +93,7 @@ class Engine:
             halves = [rank.connector for rank in self.ranks]
             self.inspector = connectors.inspect(self.scheduler.connector, halves)
             self._store = connectors.store_of(self.scheduler.connector)
+            self._quiet = QuietTime(self.limits, threads=self._store is not None)
 
     def _forgive(self, block: int) -> bool:
         """Whether the engine itself put this block into its prefix cache without computing it."""
@@ -345,11 +337,10 @@ class Engine:
             self._guard("finish_requests", self.clients.abort, name)
 
     def _watch(self, step: Step, heard: int, transferred: bool) -> None:
-        progress = step.tokens or heard or transferred or step.async_loads
-        self._quiet_steps = 0 if progress else self._quiet_steps + 1
-        if self._quiet_steps > self.limits.stalled_steps and not self._end_session_deadlock():
+        self._quiet.note(bool(step.tokens or heard or transferred or step.async_loads))
+        if self._quiet.is_stalled and not self._end_session_deadlock():
             names = sorted(self.scheduler.requests)
-            self.report(Kind.HANG, f"nothing moved for {self._quiet_steps} steps; left: {names}")
+            self.report(Kind.HANG, f"nothing moved for {self._quiet.steps} steps; left: {names}")
         if self.seam.passed_over:
             name, count = self.seam.passed_over.most_common(1)[0]
             if count > self.limits.passed_over:
@@ -366,7 +357,7 @@ class Engine:
             if request.resumable:
                 self._guard("finish_requests", self.clients.abort, request.request_id)
                 self.counts.session_deadlocks += 1
-                self._quiet_steps = 0
+                self._quiet.note(progress=True)
                 return True
         return False
 

@@ -203,9 +203,8 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     vllm_config.cache_config.block_size = shape.block_tokens
     vllm_config.cache_config.kv_cache_layout = shape.layout
     vllm_config.scheduler_config.enable_chunked_prefill = shape.chunked
-    rank_kv = get_kv_cache_configs(
-        vllm_config, _rank_specs(shape), [1 << 30] * (shape.ranks * shape.stages)
-    )
+    memory_bytes = [1 << 30] * (shape.ranks * shape.stages)
+    rank_kv = get_kv_cache_configs(vllm_config, _rank_specs(shape), memory_bytes)
     scheduler_kv = generate_scheduler_kv_cache_config(rank_kv)
     vllm_config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
     scheduler_block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(

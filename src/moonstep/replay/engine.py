@@ -145,6 +145,7 @@ class ReplayEngine:
         self._scheduler.on_new_request(request)
         local_tokens = local_blocks * self._block_tokens
         tokens, sliced = self._scheduler.get_num_new_matched_tokens(request, local_tokens)
+        assert tokens is not None, "a replay has no store to wait for"
         assert not sliced, "a replay restores within a step: settings must allow it"
         return tokens // self._block_tokens
 

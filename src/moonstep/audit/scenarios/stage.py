@@ -14,8 +14,9 @@ from moonstep.audit.shape import Groups, Shape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moonstep.audit.engine import Engine, Limits
+    from moonstep.audit.engine import Engine
     from moonstep.audit.engineconfig import ConnectorChoice
+    from moonstep.audit.limits import Limits
 
 BASE = Shape(
     block_tokens=16, blocks=21, seats=4, budget_tokens=128, max_tokens=128, layers=1, heads=2
