@@ -108,6 +108,19 @@ def test_what_a_fetch_brought_is_not_pushed_back() -> None:
     assert [each.name for each in job.objects] == [fetch.objects[1].name]
 
 
+def test_what_the_store_has_given_up_is_pushed_again() -> None:
+    rig = Rig()
+    hashes = wanted_by("r", rig, 2)
+    (job,) = rig.pushes()
+    rig.end(job)
+    rig.index.reset()  # it leaves the host cache, and the store as well
+    rig.arrive(make_request("f", 33))
+    rig.looks.answer(False)
+    wanted_by("r2", rig, 2)
+    (again,) = rig.pushes()
+    assert again.objects[0].name == hashes[1]
+
+
 def test_what_was_evicted_before_its_turn_is_dropped_and_counted() -> None:
     rig = Rig()
     wanted_by("r", rig, 4)
