@@ -114,8 +114,10 @@ def test_what_the_store_has_given_up_is_pushed_again() -> None:
     (job,) = rig.pushes()
     rig.end(job)
     rig.index.reset()  # it leaves the host cache, and the store as well
-    rig.arrive(make_request("f", 33))
+    request = make_request("f", 33)
+    rig.arrive(request)
     rig.looks.answer(False)
+    assert not rig.tier.is_pending(request)
     wanted_by("r2", rig, 2)
     (again,) = rig.pushes()
     assert again.objects[0].name == hashes[1]

@@ -124,21 +124,31 @@ class FetchPlanner:
         self.counts.looks += 1
         return self._ticket_count, objects
 
-    def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> None:
-        """The store has answered: an object counts if every rank's part of it is there."""
+    def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> list[BlockHash]:
+        """The store has answered: an object counts if every rank's part of it is there.
+
+        The names of the objects that the store does not have.
+        """
         arrival = self._looks.pop(ticket, None)
         if arrival is None or arrival.state is not FetchState.LOOKING:
-            return
-        run = 0
-        while (run + 1) * rank_count <= len(present) and all(
-            present[run * rank_count : (run + 1) * rank_count]
-        ):
-            run += 1
+            return []
+        whole = [
+            all(present[at : at + rank_count])
+            for at in range(0, len(present) - rank_count + 1, rank_count)
+        ]
+        run = (*whole, False).index(False)
         arrival.present = arrival.first + run
         if run > 0 and run * self._shape.tokens >= self._min_tokens:
             arrival.state = FetchState.FOUND
         else:
             self.end(arrival)
+        asked = objects_of(
+            self._shape,
+            arrival.request.block_hashes,
+            arrival.first,
+            arrival.first + len(whole),
+        )
+        return [each.name for each, there in zip(asked, whole, strict=False) if not there]
 
     def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[ObjectNames, Columns]]:
         """Objects to be fetched for an arrival, each with the blocks that have no slot yet.

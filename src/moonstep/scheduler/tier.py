@@ -273,7 +273,8 @@ class StoreTier:
 
     def _take_answers(self) -> None:
         for ticket, present in self._lookup.answers():
-            self.fetches.found(ticket, present, self._rank_count)
+            for name in self.fetches.found(ticket, present, self._rank_count):
+                self.pushes.stock.known.discard(self._shape.group.index, name)
 
     @property
     def _most_busy_slots(self) -> int:
