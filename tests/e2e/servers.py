@@ -121,6 +121,13 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def last_words(self) -> list[str]:
+        """Moonstep's lines once there is one: the engine's process may end after the server's."""
+        deadline = time.monotonic() + STOP_S
+        while not (lines := self.moonstep_lines()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return lines
+
     def moonstep_lines(self) -> list[str]:
         """What Moonstep logged, one entry a log line."""
         return LOGGED.findall(self.log_text())

@@ -72,7 +72,7 @@ def test_a_request_can_opt_out_of_loading_and_of_saving(servers: tuple[Server, S
 def test_each_server_says_at_its_end_what_it_did(servers: tuple[Server, Server]) -> None:
     for server in servers:
         server.stop()
-        (summary,) = server.moonstep_lines()
+        (summary,) = server.last_words()
         assert summary.startswith("moonstep: saved ")
         assert "restored 0 tokens" not in summary
 
