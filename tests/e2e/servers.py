@@ -61,6 +61,8 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_SERVER_DEV_MODE": "1",
+            # The audit's tests hush vLLM in this process; a server speaks.
+            "VLLM_LOGGING_LEVEL": "INFO",
         }
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
