@@ -72,7 +72,7 @@ class CapturePlanner:
                 vouched = columns.only(agreed)
                 self._stats.unvouched_blocks += len(columns) - len(vouched)
                 columns = vouched
-            self._capture(columns, engine_keeps=True)
+            self._capture(self._index.unheld(columns), engine_keeps=True)
 
     def victims(self, trackers: Sequence[RequestTracker], budget_bytes: int) -> None:
         """Capture what preempted lives had computed, head first, as far as it is still intact.
@@ -96,7 +96,7 @@ class CapturePlanner:
         """
         for columns in held:
             self._witness.saw_computed(columns, columns.keys())
-            self._capture(columns, engine_keeps=False)
+            self._capture(self._index.unheld(columns), engine_keeps=False)
 
     def leavers(self, budget_bytes: int) -> None:
         """Capture what the engine may overwrite in its next step and the host cache has not.
@@ -137,10 +137,10 @@ class CapturePlanner:
         return columns
 
     def _capture(self, columns: Columns, *, engine_keeps: bool) -> None:
-        """Give slots to those blocks that have none, as far as there is room for them."""
+        """Give slots to blocks that have none (``unheld``), as far as there is room for them."""
         if not self._index.slot_count:
             return
-        placed = self._index.plan(self._index.unheld(columns))
+        placed = self._index.plan(columns)
         if placed is not None:
             self._captures.append(Capture(placed, engine_keeps))
 
