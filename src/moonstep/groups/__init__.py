@@ -1,0 +1,26 @@
+"""KV-cache groups: layers of the engine that share one block table.
+
+A group's *kind* decides from which boundaries it can resume, given which of its blocks are
+present. What has to be written and what can be read back are both derived from the two rules of
+:mod:`moonstep.groups.needs`, so that nothing is kept that no hit can use, and no hit is found that
+was not kept. Pure functions of plain values, for both halves.
+"""
+
+from moonstep.groups.group import Group, GroupKind, last_boundary_tokens
+from moonstep.groups.hits import Presence, joint_hit_tokens, resumable
+from moonstep.groups.names import block_names, pool_suffix, tail_name
+from moonstep.groups.needs import hit_blocks, needed_blocks
+
+__all__ = [
+    "Group",
+    "GroupKind",
+    "Presence",
+    "block_names",
+    "hit_blocks",
+    "joint_hit_tokens",
+    "last_boundary_tokens",
+    "needed_blocks",
+    "pool_suffix",
+    "resumable",
+    "tail_name",
+]
