@@ -39,21 +39,24 @@ def resumable(presence: Presence, limit_tokens: int, align_tokens: int) -> NDArr
     [True, False, False, True, True, False]
     """
     limit_tokens = max(limit_tokens, 0)
-    boundaries = np.arange(0, limit_tokens + 1, align_tokens)
-    rule = _RULES[presence.group.kind]
-    found = rule(presence, boundaries, align_tokens, limit_tokens)
+    found = np.zeros(limit_tokens // align_tokens + 1, dtype=np.bool_)
     found[0] = True
+    kind = presence.group.kind
+    if kind is GroupKind.FULL_ATTENTION:
+        reach = _full_attention_tokens(presence, limit_tokens, align_tokens)
+        found[1 : reach // align_tokens + 1] = True
+    else:
+        rule = _window_covered if kind is GroupKind.SLIDING_WINDOW else _state_present
+        covered = rule(presence, align_tokens)[: len(found) - 1]
+        found[1 : len(covered) + 1] = covered
     return found
 
 
-def _full_attention(
-    presence: Presence, boundaries: NDArray[np.int_], align_tokens: int, limit_tokens: int
-) -> NDArray[np.bool_]:
-    """All blocks up to the boundary, and the proof behind them."""
+def _full_attention_tokens(presence: Presence, limit_tokens: int, align_tokens: int) -> int:
+    """How far all blocks are present, the proof behind them aside."""
     group = presence.group
     proof_tokens = group.proof_blocks * min(align_tokens, group.block_tokens)
-    run_tokens = _run_tokens(presence, limit_tokens + proof_tokens)
-    return boundaries <= run_tokens - proof_tokens
+    return max(0, _run_tokens(presence, limit_tokens + proof_tokens) - proof_tokens)
 
 
 def _run_tokens(presence: Presence, stop_tokens: int) -> int:
@@ -69,46 +72,32 @@ def _run_tokens(presence: Presence, stop_tokens: int) -> int:
     return run * group.block_tokens
 
 
-def _sliding_window(
-    presence: Presence, boundaries: NDArray[np.int_], _align: int, _limit: int
-) -> NDArray[np.bool_]:
-    """The blocks that cover the window before the boundary, and the proof behind them."""
-    group, blocks = presence.group, presence.blocks
-    gaps_before = np.zeros(len(blocks) + 1, dtype=np.int64)
-    np.cumsum(~blocks, out=gaps_before[1:])
-    middles = boundaries // group.block_tokens
-    starts = np.maximum(middles - group.window_blocks, 0)
-    stops = middles + group.proof_blocks
-    last = len(blocks)
-    covered = gaps_before[np.minimum(stops, last)] == gaps_before[np.minimum(starts, last)]
-    return covered & (stops <= last)
-
-
-def _recurrent_state(
-    presence: Presence, boundaries: NDArray[np.int_], align_tokens: int, _limit: int
-) -> NDArray[np.bool_]:
-    """The one state that ends at the boundary."""
+def _window_covered(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
+    """Whether the window before each boundary but 0, and the proof behind it, has no gap."""
     group = presence.group
-    found = _at(presence.blocks, boundaries, group.block_tokens)
-    if presence.tails is not None and align_tokens % group.block_tokens:
-        found |= _at(presence.tails, boundaries, group.hash_tokens)
-    return found
+    before, step = group.window_blocks, align_tokens // group.block_tokens
+    # ``gaps[before + i]`` counts the gaps in the first ``i`` blocks; before the head is none.
+    gaps = np.zeros(before + len(presence.blocks) + 1, dtype=np.int32)
+    np.cumsum(~presence.blocks, out=gaps[before + 1 :])
+    at_end = gaps[before + step + group.proof_blocks :: step]
+    at_start = gaps[step::step]
+    return at_end == at_start[: len(at_end)]
 
 
-def _at(present: NDArray[np.bool_], boundaries: NDArray[np.int_], step: int) -> NDArray[np.bool_]:
-    """Whether what ends at each of ``boundaries`` is present, in an array of one entry a step."""
-    positions = boundaries // step - 1
-    inside = (boundaries % step == 0) & (positions >= 0) & (positions < len(present))
-    found = np.zeros(len(boundaries), dtype=np.bool_)
-    found[inside] = present[positions[inside]]
-    return found
-
-
-_RULES = {
-    GroupKind.FULL_ATTENTION: _full_attention,
-    GroupKind.SLIDING_WINDOW: _sliding_window,
-    GroupKind.RECURRENT_STATE: _recurrent_state,
-}
+def _state_present(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
+    """Whether there is a state that ends at each boundary but 0."""
+    group = presence.group
+    if align_tokens % group.block_tokens == 0:
+        step = align_tokens // group.block_tokens
+        return presence.blocks[step - 1 :: step]
+    count = len(presence.blocks) * group.units
+    ends = np.zeros(count + group.units, dtype=np.bool_)
+    if presence.tails is not None:
+        tails = presence.tails[: len(ends)]
+        ends[: len(tails)] = tails
+    ends[group.units - 1 : count : group.units] |= presence.blocks
+    step = align_tokens // group.hash_tokens
+    return ends[step - 1 :: step]
 
 
 def joint_hit_tokens(
@@ -127,13 +116,11 @@ def joint_hit_tokens(
     >>> joint_hit_tokens([has_all, has_two], 79, 16), joint_hit_tokens([has_all, has_two], 63, 16)
     (64, 32)
     """
-    joint: NDArray[np.bool_] | None = None
+    joint = np.ones(max(limit_tokens, 0) // align_tokens + 1, dtype=np.bool_)
     for presence in presences:
-        found = resumable(_with_local(presence, local_tokens), limit_tokens, align_tokens)
-        joint = found if joint is None else joint & found
-    if joint is None:
-        return local_tokens
-    return max(local_tokens, int(np.flatnonzero(joint)[-1]) * align_tokens)
+        joint &= resumable(_with_local(presence, local_tokens), limit_tokens, align_tokens)
+    highest = len(joint) - 1 - int(joint[::-1].argmax())
+    return max(local_tokens, highest * align_tokens)
 
 
 def _with_local(presence: Presence, local_tokens: int) -> Presence:

@@ -1,0 +1,121 @@
+"""What is kept of a window or a state: only what a later hit can use.
+
+Full attention is kept whole. Of the other kinds a hit needs what belongs to its boundary, so what
+is kept is decided by boundaries: where the same prompt sent again can resume, where a longer one
+can, and the ends of a retention interval for prompts that diverge in between. Which blocks belong
+to a boundary says :func:`moonstep.groups.needs.hit_blocks`, from which the reader's rule follows
+as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moonstep.groups.group import Group, GroupKind
+from moonstep.groups.needs import hit_blocks
+
+
+def reachable_tokens(groups: Sequence[Group], hashed_tokens: int, limit_tokens: int) -> int:
+    """The highest boundary up to ``limit_tokens`` for which ``hashed_tokens`` give every block.
+
+    Boundaries are common multiples of the blocks of all groups.
+
+    >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
+    >>> state = Group(1, GroupKind.RECURRENT_STATE, 64, 1, (), hash_tokens=16)
+    >>> reachable_tokens([full, state], 130, 129)
+    128
+    """
+    proofs = (group.proof_blocks * group.block_tokens for group in groups)
+    highest = min(
+        hashed_tokens // group.block_tokens * group.block_tokens - proof
+        for group, proof in zip(groups, proofs, strict=True)
+    )
+    align = alignment_tokens(groups)
+    return max(0, min(highest, limit_tokens)) // align * align
+
+
+def alignment_tokens(groups: Iterable[Group]) -> int:
+    """The least common multiple of all blocks: where joint hits end.
+
+    >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
+    >>> alignment_tokens([full, Group(1, GroupKind.FULL_ATTENTION, 24, 1, (), hash_tokens=8)])
+    48
+    """
+    return int(np.lcm.reduce([group.block_tokens for group in groups]))
+
+
+def replay_boundaries(groups: Sequence[Group], num_tokens: int) -> tuple[int, int]:
+    """Where a prompt of ``num_tokens`` resumes when it is sent again, and when it is extended.
+
+    They differ only if the prompt ends on a boundary: its last token is always computed.
+
+    >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
+    >>> replay_boundaries([full], 64), replay_boundaries([full], 65)
+    ((48, 64), (64, 64))
+    """
+    return (
+        reachable_tokens(groups, num_tokens, num_tokens - 1),
+        reachable_tokens(groups, num_tokens, num_tokens),
+    )
+
+
+def kept_boundaries(groups: Sequence[Group], num_tokens: int, interval_tokens: int) -> list[int]:
+    """All boundaries at which a prompt of ``num_tokens`` can be resumed, ascending.
+
+    ``interval_tokens`` is a multiple of the groups' alignment; 0 keeps none but the replay's.
+
+    >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
+    >>> kept_boundaries([full], 112, 32), kept_boundaries([full], 112, 0)
+    ([32, 64, 96, 112], [96, 112])
+    """
+    resend, extension = replay_boundaries(groups, num_tokens)
+    ends = range(interval_tokens, extension + 1, interval_tokens) if interval_tokens else ()
+    return sorted({*ends, resend, extension} - {0})
+
+
+def kept_positions(group: Group, boundaries: Iterable[int]) -> NDArray[np.int64]:
+    """Positions of the blocks that hits at ``boundaries`` need, ascending, each once.
+
+    >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
+    >>> kept_positions(window, [64, 80]).tolist()
+    [2, 3, 4]
+    """
+    ranges = [np.arange(r.start, r.stop) for r in (hit_blocks(group, b) for b in boundaries)]
+    return np.unique(np.concatenate(ranges)) if ranges else np.zeros(0, dtype=np.int64)
+
+
+def belongs_to_interval(
+    group: Group, positions: NDArray[np.int64], interval_tokens: int
+) -> NDArray[np.bool_]:
+    """Which blocks a hit at some end of the retention interval needs.
+
+    The blocks that leave a window as it moves are asked about with this: the others are given back.
+
+    >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
+    >>> belongs_to_interval(window, np.arange(9), 64).tolist()
+    [False, False, True, True, False, False, True, True, False]
+    """
+    if group.kind is GroupKind.FULL_ATTENTION:
+        return np.ones(len(positions), dtype=np.bool_)
+    if not interval_tokens:
+        return np.zeros(len(positions), dtype=np.bool_)
+    before = group.window_blocks if group.kind is GroupKind.SLIDING_WINDOW else 1
+    interval_blocks = interval_tokens // group.block_tokens
+    # The first interval's end that is not above the block's proof distance, and not 0.
+    ends = -(-(positions + 1 - group.proof_blocks) // interval_blocks) * interval_blocks
+    ends = np.maximum(ends, interval_blocks)
+    return ends - before <= positions
+
+
+def kept_bytes(groups: Sequence[Group], num_tokens: int, interval_tokens: int) -> int:
+    """Bytes of a prompt of ``num_tokens`` on one rank, when only what hits can use is kept."""
+    boundaries = kept_boundaries(groups, num_tokens, interval_tokens)
+    return sum(len(kept_positions(group, boundaries)) * group.block_bytes for group in groups)
+
+
+def whole_bytes(groups: Sequence[Group], num_tokens: int) -> int:
+    """Bytes of the same prompt when all whole blocks of every group are kept."""
+    return sum(num_tokens // group.block_tokens * group.block_bytes for group in groups)
