@@ -7,105 +7,74 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import CircularBufferSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from moonstep.config import Settings
 from moonstep.engines.vllm.layout import CacheLayout, cache_layout
 from moonstep.wire import StepPlan
-from moonstep.worker.pieces import slot_bytes
+from moonstep.worker.pieces import block_bytes, slot_bytes
 from moonstep.worker.worker import MooncakeStoreWorker
+from tests.engines.kvconfigs import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    HEADS,
+    full,
+    group_of,
+    kv_config,
+    mla,
+    state,
+    uniform,
+    window,
+)
 from tests.worker.conftest import as_rows
 
-BLOCKS = 7
-HEADS, HEAD_SIZE, BLOCK_TOKENS = 3, 32, 64
-
 KvCaches = dict[str, torch.Tensor]
-
-
-def full(dtype: torch.dtype = torch.bfloat16) -> FullAttentionSpec:
-    return FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=dtype
-    )
-
-
-def window(dtype: torch.dtype = torch.bfloat16) -> SlidingWindowSpec:
-    return SlidingWindowSpec(
-        block_size=BLOCK_TOKENS,
-        num_kv_heads=HEADS,
-        head_size=HEAD_SIZE,
-        dtype=dtype,
-        sliding_window=128,
-    )
-
-
-def mla() -> MLAAttentionSpec:
-    return MLAAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=576, dtype=torch.bfloat16
-    )
-
-
-def state(page_bytes: int) -> MambaSpec:
-    """A recurrent state that fills its page except for some padding at the end."""
-    return MambaSpec(
-        block_size=BLOCK_TOKENS,
-        shapes=((3, 64), (page_bytes // 8,)),
-        dtypes=(torch.bfloat16, torch.float32),
-        page_size_padded=page_bytes,
-    )
 
 
 def engine_memory(
     layout: KVCacheLayout, *specs: KVCacheSpec, layers: int = 3, kernel_tokens: int | None = None
 ) -> tuple[KvCaches, KVCacheConfig]:
     """Memory for one group a spec, placed and viewed by the engine's own functions."""
-    groups = [
-        KVCacheGroupSpec([f"g{index}.l{layer}" for layer in range(layers)], spec)
-        for index, spec in enumerate(specs)
-    ]
-    settings: Any = SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: layout,
-            num_gpu_blocks_override=BLOCKS,
-            prefix_cache_retention_interval=None,
-        ),
-    )
-    config = get_kv_cache_config_from_groups(settings, groups, 1 << 30)
+    groups = [group_of(spec, index, layers) for index, spec in enumerate(specs)]
+    config = kv_config(groups, layout)
     kernel_sizes = [kernel_tokens or spec.block_size for spec in specs]
     return allocate_kv_cache(config, torch.device("cpu"), layout, kernel_sizes), config
 
 
-def as_blocks(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a layer by manager block: ``[block, kernel block, ...]``."""
-    return tensor.view(torch.int8).unflatten(0, (BLOCKS, -1))
+def storage_of(kv_caches: KvCaches) -> torch.Tensor:
+    """All bytes behind the layers, what lies between their blocks included."""
+    storage = next(iter(kv_caches.values())).untyped_storage()
+    return torch.empty(0, dtype=torch.int8).set_(storage)
+
+
+def as_blocks(tensor: torch.Tensor, storage: torch.Tensor) -> torch.Tensor:
+    """The bytes of a layer in ``storage`` by manager block: ``[block, kernel block, ...]``."""
+    view = tensor.view(torch.int8)
+    there = storage.as_strided(view.shape, view.stride(), view.storage_offset())
+    return there.unflatten(0, (BLOCKS, -1))
 
 
 def assert_round_trip(kv_caches: KvCaches, config: KVCacheConfig, layout: CacheLayout) -> None:
-    """In each group swap two blocks through two slots: those two change places, nothing else."""
+    """In each group swap two blocks through two slots: those two change places, and not one byte
+    of another block, of another layer or of the padding between them."""
     nbytes = 2 * slot_bytes(layout.pieces)
     worker = MooncakeStoreWorker(Settings(nbytes), 0, 1, layout.block_count, layout.pieces)
+    storage = storage_of(kv_caches)
     for index, group in enumerate(config.kv_cache_groups):
-        tensors = [as_blocks(kv_caches[name]) for name in group.layer_names]
-        for tensor in tensors:
-            tensor.copy_(torch.randint(-128, 128, tensor.shape, dtype=torch.int8))
-        expected = [tensor[[0, 1, 5, 3, 4, 2, 6]].clone() for tensor in tensors]
+        if not group.kv_cache_spec.prefix_cacheable:
+            continue
+        storage.copy_(torch.randint(-128, 128, storage.shape, dtype=torch.int8))
+        expected = storage.clone()
+        for name in group.layer_names:
+            blocks = as_blocks(kv_caches[name], expected)
+            blocks[[2, 5]] = blocks[[5, 2]].clone()
         rows = as_rows([(index, 2, 0, index), (index, 5, 1, index)])
         back = as_rows([(index, 5, 0, index), (index, 2, 1, index)])
         worker.capture(StepPlan(index, captures=rows))
         worker.restore(StepPlan(index, restores=back))
-        for tensor, want in zip(tensors, expected, strict=True):
-            assert torch.equal(tensor, want)
+        assert torch.equal(storage, expected)
     worker.shutdown()
 
 
@@ -115,10 +84,10 @@ def assert_round_trip(kv_caches: KvCaches, config: KVCacheConfig, layout: CacheL
 def test_layer_by_layer_each_block_is_one_piece_a_layer(
     layout: KVCacheLayout, kernel_tokens: int | None, dtype: torch.dtype
 ) -> None:
-    kv_caches, config = engine_memory(layout, full(dtype), kernel_tokens=kernel_tokens)
+    kv_caches, config = engine_memory(layout, full(dtype=dtype), kernel_tokens=kernel_tokens)
     found = cache_layout(kv_caches, config)
     assert (found.block_count, found.device_type) == (BLOCKS, "cpu")
-    page_bytes = full(dtype).page_size_bytes
+    page_bytes = full(dtype=dtype).page_size_bytes
     assert [piece.nbytes for piece in found.pieces[0]] == [page_bytes] * 3
     assert_round_trip(kv_caches, config, found)
 
@@ -154,11 +123,47 @@ def test_the_latent_cache_of_mla_has_one_piece_a_layer() -> None:
     assert_round_trip(kv_caches, config, found)
 
 
+@pytest.mark.parametrize("layout", [KVCacheLayout.LBHNC, KVCacheLayout.BLHNC])
+def test_the_padding_of_a_state_is_not_copied(layout: KVCacheLayout) -> None:
+    page_bytes = full().page_size_bytes
+    kv_caches, config = engine_memory(layout, full(), state(page_bytes))
+    found = cache_layout(kv_caches, config)
+    content = state(page_bytes).state_content_size_bytes
+    assert content < page_bytes
+    assert [piece.nbytes for piece in found.pieces[1]] == [content] * 3
+    assert_round_trip(kv_caches, config, found)
+
+
+@pytest.mark.parametrize("layout", [KVCacheLayout.LBNHC, KVCacheLayout.BLHNC])
+def test_layers_of_one_group_may_differ_in_size(layout: KVCacheLayout) -> None:
+    sizes = {"a": full(head_size=32), "b": full(head_size=96), "c": full(head_size=32)}
+    kv_caches, config = engine_memory(layout, uniform(**sizes))
+    found = cache_layout(kv_caches, config)
+    assert block_bytes(found.pieces[0]) == sum(spec.page_size_bytes for spec in sizes.values())
+    assert_round_trip(kv_caches, config, found)
+
+
+def test_blocks_of_different_groups_may_differ_in_size() -> None:
+    """A slot has room for the largest of them."""
+    kv_caches, config = engine_memory(KVCacheLayout.BLNHC, full(), window(head_size=8), mla())
+    found = cache_layout(kv_caches, config)
+    assert len({block_bytes(pieces) for pieces in found.pieces}) == 3
+    assert_round_trip(kv_caches, config, found)
+
+
+def test_groups_that_are_not_shared_have_no_pieces() -> None:
+    ring = CircularBufferSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+    kv_caches, config = engine_memory(KVCacheLayout.BLNHC, ring, full())
+    found = cache_layout(kv_caches, config)
+    assert [len(pieces) for pieces in found.pieces] == [0, 1]
+    assert_round_trip(kv_caches, config, found)
+
+
 def plain_config(*layer_names: str) -> Any:
     """A config that names layers but does not say where their blocks lie."""
     return SimpleNamespace(
         num_blocks=BLOCKS,
-        kv_cache_groups=[SimpleNamespace(layer_names=list(layer_names))],
+        kv_cache_groups=[SimpleNamespace(layer_names=list(layer_names), kv_cache_spec=full())],
         kv_cache_tensors=[],
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moonstep.engines.vllm.facts import Unsupported
+from moonstep.engines.vllm.specs import Unsupported
 from moonstep.worker.device import CpuDevice, DeviceFactory
 
 

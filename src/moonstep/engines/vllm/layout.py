@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moonstep.engines.vllm.facts import Unsupported
+from moonstep.engines.vllm.specs import Unsupported
 from moonstep.worker.pieces import Piece
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Run:
 class CacheLayout:
     """What a worker needs to know of the engine's KV memory.
 
-    ``pieces[g]`` are the pieces of group ``g``, ``block_count`` counts the null block as well,
+    ``pieces[g]`` are the pieces of the engine's group ``g``, none of one that cannot be shared;
+    ``block_count`` counts the null block as well,
     ``device_type`` is torch's name of where the memory is.
     """
 
@@ -85,8 +86,11 @@ def cache_layout(
     """
     views = _views_by_layer(kv_caches)
     strides = _block_strides(config)
-    groups = []
+    groups: list[tuple[Piece, ...]] = []
     for group in config.kv_cache_groups:
+        if not group.kv_cache_spec.prefix_cacheable:
+            groups.append(())
+            continue
         missing = [name for name in group.layer_names if name not in views]
         if missing:
             raise Unsupported(
