@@ -15,7 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from moonstep.audit import quiet
 from moonstep.audit.engine import Engine
-from moonstep.audit.engineconfig import ConnectorChoice, block_bytes
+from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Arrive, Reset, Step
 from moonstep.audit.shape import Shape
 from moonstep.scheduler.scheduler import MooncakeStoreScheduler

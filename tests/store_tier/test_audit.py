@@ -20,7 +20,8 @@ import pytest
 from moonstep.audit import driver
 from moonstep.audit.connectors.moonstep import FaultyStores, settings, store_settings
 from moonstep.audit.engine import Engine
-from moonstep.audit.engineconfig import ConnectorChoice, block_bytes
+from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Arrive, Event, Generator
 from moonstep.audit.shape import Shape, random_shape
 from moonstep.engine import Request

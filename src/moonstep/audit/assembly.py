@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -12,7 +13,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.structured_output import StructuredOutputManager
 
-from moonstep.audit import engineconfig
+from moonstep.audit import engineconfig, groupsets
 from moonstep.audit.kvmemory import RankMemory
 from moonstep.audit.parallel import Place, Surroundings, places
 from moonstep.audit.rank import Rank
@@ -57,7 +58,8 @@ def make_ranks(
     """All ranks, each with KV memory of its own and, if `connected`, its half of the connector."""
     ranks = []
     for place, kv_config in zip(places(shape.ranks, shape.stages), config.rank_kv, strict=True):
-        memory = RankMemory(kv_config, shape.layout, place.rank)
+        first_copy = partial(groupsets.first_copy, shape)
+        memory = RankMemory(kv_config, shape.layout, place.rank, first_copy)
         layers = {name: _LayerModule(tensor) for name, tensor in memory.tensors.items()}
         surroundings = Surroundings(place, layers)
         half = _make_half(config, surroundings, place, kv_config, memory) if connected else None

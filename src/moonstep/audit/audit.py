@@ -155,6 +155,9 @@ def _note(verdict: Verdict, done: Done) -> None:
     verdict.histories += 1
     shape = driver.random_history(done.part, job.steps, job.groups)[0]
     finding = _lost(done.problem, job.deadline_s) if done.problem else done.value.finding
+    if finding is not None and finding.kind is Kind.REFUSED:
+        verdict.counts["refused"] += 1
+        return
     if done.problem is None:
         verdict.counts.update(done.value.counts)
     if finding is not None:
@@ -183,6 +186,7 @@ def as_dict(verdict: Verdict, versions: dict[str, str]) -> dict[str, Any]:
     """Plain values, for JSON."""
     return {
         "connector": asdict(verdict.order.connector),
+        "groups": verdict.order.groups,
         "versions": versions,
         "seconds": round(verdict.seconds, 1),
         "findings": verdict.finding_count,

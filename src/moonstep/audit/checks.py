@@ -12,6 +12,7 @@ from moonstep.audit.findings import Kind
 if TYPE_CHECKING:
     from moonstep.audit.engine import Engine
     from moonstep.audit.inspector import Inspector, Kept
+    from moonstep.audit.oracle import Named, States
 
 IDLE_DEADLINE_S = 5.0
 FLUSH_STEPS = 20
@@ -110,19 +111,37 @@ class KeptWatch:
     def _compare_one(self, engine: Engine, kept: Kept) -> None:
         engine.counts.kept_compared += 1
         memory = engine.ranks[kept.rank].memory
-        tokens = memory.block_tokens[kept.group]
-        states = engine.clients.registry.states(kept.block_hash, kept.blocks * tokens)
-        if states is None:
+        named = engine.clients.registry.named(kept.block_hash)
+        if named is None:
             engine.report(Kind.WRONG_KEPT, f"a hash nobody computed: {kept.block_hash.hex()}")
             return
-        parts = (states ^ engine.salt).reshape(kept.blocks, tokens)
-        if b"".join(memory.block_bytes(kept.group, part) for part in parts) != kept.read():
+        payload = kept.read()
+        size = len(payload) // kept.blocks
+        parts = _blocks_of(named, kept.blocks, memory.block_tokens[kept.group])
+        pieces = [payload[size * i : size * (i + 1)] for i in range(kept.blocks)]
+        if len(parts) != len(pieces) or not all(
+            memory.holds(kept.group, part ^ engine.salt, piece)
+            for part, piece in zip(parts, pieces, strict=True)
+        ):
             engine.report(
                 Kind.WRONG_KEPT,
                 f"rank {kept.rank} group {kept.group} {kept.source}: the object under "
-                f"{kept.block_hash.hex()[:16]} "
+                f"{kept.block_hash.hex()[:16]} (token {named.end_tokens}) "
                 "does not hold the KV of that prefix",
             )
+
+
+def _blocks_of(named: Named, count: int, block_tokens: int) -> list[States]:
+    """States of the tokens of the last `count` blocks before a name's end.
+
+    Where hashes are finer than blocks a name may end inside its block.
+    """
+    stop = named.end_tokens
+    first = (stop - 1) // block_tokens - count + 1
+    if first < 0:
+        return []
+    starts = range(first * block_tokens, stop, block_tokens)
+    return [named.sequence.states(at, min(at + block_tokens, stop)) for at in starts]
 
 
 def at_end(engine: Engine) -> None:

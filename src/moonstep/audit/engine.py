@@ -29,6 +29,7 @@ from moonstep.audit.work import (
     rejected_in_flight,
     sample_tokens,
     settle,
+    works_of,
 )
 
 if TYPE_CHECKING:
@@ -62,11 +63,17 @@ class Engine:
         self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
         self.scheduler: Any = None
         try:
-            self._guard("construction", self._assemble)
+            self._guard("construction", self._assemble_unless_refused)
         except Stop:
             self.threads.close()
             raise
         self.threads.started()
+
+    def _assemble_unless_refused(self) -> None:
+        try:
+            self._assemble()
+        except connectors.kit_for(self.connector_name).refusals as error:
+            self.report(Kind.REFUSED, str(error))
 
     def _assemble(self) -> None:
         config = self._config
@@ -94,6 +101,16 @@ class Engine:
             self.inspector = connectors.inspect(self.scheduler.connector, halves)
             self._store = connectors.store_of(self.scheduler.connector)
             self._quiet = QuietTime(self.limits, threads=self._store is not None)
+
+    @property
+    def unit_tokens(self) -> int:
+        """Where the engine's hits over all groups end: multiples of this."""
+        return self._config.scheduler_block_tokens
+
+    @property
+    def hash_tokens(self) -> int:
+        """Tokens between two of a request's block hashes."""
+        return self._config.hash_block_tokens
 
     def _forgive(self, block: int) -> bool:
         """Whether the engine itself put this block into its prefix cache without computing it."""
@@ -198,7 +215,7 @@ class Engine:
             number=self.counts.steps,
             output=output,
             salt=self.salt,
-            works=self._works(output),
+            works=works_of(output, self.scheduler.requests, self.clients.sequence),
             sync_loads=sync_loads,
             async_loads=async_loads,
             earlier=list(self._queue),
@@ -209,29 +226,6 @@ class Engine:
         if self.shape.executor == "multi-process":
             step.sent = self._guard("pickling the scheduler output", _pickle, output)
         return step
-
-    def _works(self, output: Any) -> list[RequestWork]:
-        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        fresh = starts.keys() | cached.resumed_req_ids
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        outputs = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
-        works = []
-        for name, count in output.num_scheduled_tokens.items():
-            request = self.scheduler.requests[name]
-            known = request.num_prompt_tokens + outputs.get(name, request.num_output_tokens)
-            works.append(
-                RequestWork(
-                    name,
-                    self.clients.sequence(name),
-                    starts[name],
-                    starts[name] + count,
-                    known,
-                    tuple(output.scheduled_spec_decode_tokens.get(name, ())),
-                    name in fresh,
-                )
-            )
-        return works
 
     def _execute_pending(self) -> None:
         for step in self._queue:

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -31,14 +30,13 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_cache_hit_alignment_tokens,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from moonstep.audit import groupsets
 from moonstep.audit.oracle import VOCABULARY
 
 if TYPE_CHECKING:
     from moonstep.audit.shape import Shape
 
-HEAD_SIZE = 4
 LoadFailurePolicy = Literal["fail", "recompute"]
 
 
@@ -94,7 +92,7 @@ def _model_folder() -> str:
         "num_key_value_heads": heads,
         "num_hidden_layers": 2,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 1 << 20,
         "torch_dtype": "float32",
     }
     Path(folder, "config.json").write_text(json.dumps(facts))
@@ -111,44 +109,6 @@ def _model_config(max_tokens: int) -> Any:
         max_model_len=max_tokens,
         seed=0,
     )
-
-
-def _spec_of(shape: Shape, kind: str) -> Any:
-    heads = max(1, shape.heads // shape.ranks)
-    common = {
-        "block_size": shape.block_tokens,
-        "num_kv_heads": heads,
-        "head_size": HEAD_SIZE,
-        "dtype": torch.float32,
-    }
-    if kind == "window":
-        return SlidingWindowSpec(**common, sliding_window=shape.window_tokens)
-    return FullAttentionSpec(**common)
-
-
-def block_bytes(shape: Shape) -> int:
-    """Bytes of one block of one group, over all ranks: what a connector needs to keep it."""
-    heads = max(1, shape.heads // shape.ranks) * shape.ranks
-    token_bytes: int = heads * 2 * HEAD_SIZE * torch.float32.itemsize
-    return shape.layers * shape.stages * shape.block_tokens * token_bytes
-
-
-def _rank_specs(shape: Shape) -> list[dict[str, Any]]:
-    """For each rank: layer name to KV cache spec; pipeline stages hold different layers."""
-    kinds = {
-        "full": ["full"],
-        "window": ["window"],
-        "full+window": ["full", "window"],
-    }[shape.groups]
-    ranks: list[dict[str, Any]] = []
-    stage_layers = shape.layers * len(kinds)
-    for stage in range(shape.stages):
-        layers = {
-            f"model.layers.{index}.self_attn.attn": _spec_of(shape, kinds[index % len(kinds)])
-            for index in range(stage * stage_layers, (stage + 1) * stage_layers)
-        }
-        ranks.extend(dict(layers) for _ in range(shape.ranks))
-    return ranks
 
 
 def _scheduler_config(shape: Shape) -> Any:
@@ -173,6 +133,17 @@ def _speculative_config(shape: Shape, model_config: Any) -> Any:
         target_model_config=model_config,
         target_parallel_config=ParallelConfig(),
     )
+
+
+def _set_cache(cache: Any, shape: Shape) -> None:
+    """What the engine settles once it knows the model's layers; the model here has none."""
+    cache.block_size = shape.block_tokens
+    cache.kv_cache_layout = shape.layout
+    cache.prefix_cache_retention_interval = shape.interval_tokens
+    cache.prefix_match_unit = shape.match_tokens or None
+    if "state" in shape.kinds:
+        cache.mamba_cache_mode = "align"
+        cache.mamba_block_size = groupsets.block_tokens(shape, "state")
 
 
 def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
@@ -200,11 +171,13 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
         kv_transfer_config=connector.transfer_config(),
         speculative_config=_speculative_config(shape, model_config),
     )
-    vllm_config.cache_config.block_size = shape.block_tokens
-    vllm_config.cache_config.kv_cache_layout = shape.layout
+    _set_cache(vllm_config.cache_config, shape)
     vllm_config.scheduler_config.enable_chunked_prefill = shape.chunked
+    if vllm_config.speculative_config is not None:
+        # Another drafter would have to be there as a model.
+        vllm_config.speculative_config.method = shape.drafter
     memory_bytes = [1 << 30] * (shape.ranks * shape.stages)
-    rank_kv = get_kv_cache_configs(vllm_config, _rank_specs(shape), memory_bytes)
+    rank_kv = get_kv_cache_configs(vllm_config, groupsets.rank_specs(shape), memory_bytes)
     scheduler_kv = generate_scheduler_kv_cache_config(rank_kv)
     vllm_config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
     scheduler_block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(

@@ -25,6 +25,8 @@ class Kind(enum.StrEnum):
     FAILED_REQUEST = "request failed"
     WRONG_OUTPUT = "wrong output"
     THREAD_DIED = "thread died"
+    UNUSED = "kept and not promised"
+    REFUSED = "refused at start"
     NOT_EXERCISED = "scenario did not exercise its case"
     DEADLINE = "deadline passed"
 

@@ -133,12 +133,9 @@ class Registry:
                 break
             self._by_hash[hashes[index]] = Named(sequence, (index + 1) * hash_tokens)
 
-    def states(self, block_hash: bytes, block_tokens: int) -> States | None:
-        """States of the block that ends where this hash ends; None for an unknown hash."""
-        named = self._by_hash.get(bytes(block_hash))
-        if named is None:
-            return None
-        return named.sequence.states(named.end_tokens - block_tokens, named.end_tokens)
+    def named(self, block_hash: bytes) -> Named | None:
+        """What a hash stands for; None for one that the engine never computed."""
+        return self._by_hash.get(bytes(block_hash))
 
     def __contains__(self, block_hash: object) -> bool:
         return block_hash in self._by_hash

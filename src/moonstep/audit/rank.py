@@ -14,8 +14,9 @@ import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
 
 from moonstep.audit.findings import Kind
+from moonstep.audit.recurrent import RecurrentStates
 from moonstep.audit.reporter import HookError
-from moonstep.audit.work import RequestWork, Step, states_of
+from moonstep.audit.work import RequestWork, Step, next_states_of, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class Rank:
         self._report = report
         self._forgive = forgive
         self._allowed: frozenset[int] = frozenset()
+        self._states = RecurrentStates(memory, self.tables, self._expect)
 
     def execute(self, step: Step, output: Any, works: list[RequestWork]) -> Any:
         """Run one step; the `KVConnectorOutput`, or None without a connector."""
@@ -57,6 +59,7 @@ class Rank:
         with self._surroundings.active():
             if self.connector is None:
                 self._update_tables(output)
+                self._states.carry_over(step, works)
                 self._forward(step, works)
                 return None
             if self._v2:
@@ -67,6 +70,7 @@ class Rank:
         metadata = output.kv_connector_metadata
         self._call("handle_preemptions", metadata)
         self._update_tables(output)
+        self._states.carry_over(step, works)
         self._call("bind_connector_metadata", metadata)
         self._load_before(step, output, {})
         self._forward(step, works)
@@ -83,6 +87,7 @@ class Rank:
     def _execute_v2(self, step: Step, output: Any, works: list[RequestWork]) -> Any:
         metadata = output.kv_connector_metadata
         self._update_tables(output)
+        self._states.carry_over(step, works)
         self._call("handle_preemptions", metadata)
         self._call("bind_connector_metadata", metadata)
         keywords: dict[str, Any] = {}
@@ -149,6 +154,7 @@ class Rank:
             )
 
     def _update_tables(self, output: Any) -> None:
+        self._states.end_lives(output)
         for request in output.finished_req_ids:
             self.tables.pop(request, None)
         if output.new_block_ids_to_zero:
@@ -168,29 +174,38 @@ class Rank:
 
     def _forward(self, step: Step, works: list[RequestWork]) -> None:
         layers = self.memory.layers
+        # Recurrent layers call no hooks: only the attention function does.
+        hooked = [layer for layer in layers if not self.memory.is_recurrent[layer.group]]
         if self.connector is not None and works:
-            for layer in layers:
+            for layer in hooked:
                 self._call("wait_for_layer_load", layer.name)
         self._allowed = frozenset()
         if not works:
             return
+        for work in works:
+            self._states.check(step, work)  # before it is overwritten in place
         placed = [self._place(step, works, group) for group in range(len(self.memory.layers_of))]
         for layer in layers:
             blocks, slots, states = placed[layer.group]
+            if layer.is_draft:
+                states = np.concatenate([next_states_of(work) ^ step.salt for work in works])
             self.memory.write(layer, blocks, slots, states)
         for group, (blocks, slots, states) in enumerate(placed):
             self.memory.commit(group, blocks, slots, states)
         if self.connector is not None:
-            for layer in layers:
+            for layer in hooked:
                 self._call("save_kv_layer", layer.name, self.memory.tensors[layer.name], None)
         for work in works:
             for group in range(len(placed)):
                 self._check_prefix(step, work, group)
+        self._states.settle(works)
 
     def _place(
         self, step: Step, works: list[RequestWork], group: int
     ) -> tuple[Positions, Positions, States]:
-        """Blocks, slots and salted states of all tokens of a step in one group."""
+        """Blocks, slots and salted states of all that a step writes in one group."""
+        if self.memory.is_recurrent[group]:
+            return self._states.place(step, works, group)
         tokens = self.memory.block_tokens[group]
         blocks, slots, states = [], [], []
         for work in works:
@@ -206,7 +221,7 @@ class Rank:
 
         The null block never holds anybody's KV, so a window that reaches into it is reported.
         """
-        if work.start == 0:
+        if work.start == 0 or self.memory.is_recurrent[group]:
             return
         tokens = self.memory.block_tokens[group]
         table = np.array(self.tables[work.request][group], np.int64)
@@ -215,7 +230,18 @@ class Rank:
         positions = np.arange(first, work.start)
         blocks = table[positions // tokens]
         states = work.sequence.states(first, work.start) ^ step.salt
-        slots = positions % tokens
+        self._expect(work, group, positions, blocks, positions % tokens, states)
+
+    def _expect(
+        self,
+        work: RequestWork,
+        group: int,
+        positions: Positions,
+        blocks: Positions,
+        slots: Positions,
+        states: States,
+    ) -> None:
+        """Report tokens whose bytes are not the oracle's, and not for the engine's own fault."""
         wrong = self.memory.wrong_tokens(group, blocks, slots, states)
         if len(wrong) == 0:
             return
@@ -225,15 +251,20 @@ class Rank:
             self.memory.repair(group, blocks[pardoned], slots[pardoned], states[pardoned])
         wrong = wrong[~forgiven]
         if len(wrong):
-            self._report(Kind.WRONG_KV, self._describe(work, group, positions[wrong]), work.request)
+            detail = self._describe(work, group, positions[wrong], blocks[wrong])
+            self._report(Kind.WRONG_KV, detail, work.request)
 
-    def _describe(self, work: RequestWork, group: int, positions: Positions) -> str:
-        blocks = sorted({int(p) // self.memory.block_tokens[group] for p in positions})
-        table = self.tables[work.request][group]
+    def _describe(
+        self, work: RequestWork, group: int, positions: Positions, blocks: Positions
+    ) -> str:
+        where = f"rank {self.memory.rank} group {group}: of {work.start} computed tokens"
+        held = sorted(set(blocks.tolist()))
+        if self.memory.is_recurrent[group]:
+            return f"{where}, the state after token {positions[0]} is not in block {held[0]}"
+        entries = sorted({int(p) // self.memory.block_tokens[group] for p in positions})
         return (
-            f"rank {self.memory.rank} group {group}: of {work.start} computed tokens, tokens "
-            f"{_ranges(positions.tolist())} (table entries {blocks}, blocks "
-            f"{[table[b] for b in blocks]}) do not hold the KV of this prefix"
+            f"{where}, tokens {_ranges(positions.tolist())} (table entries {entries}, blocks "
+            f"{held}) do not hold the KV of this prefix"
         )
 
 

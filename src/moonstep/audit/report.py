@@ -132,6 +132,8 @@ def _print_random(console: Console, verdict: Verdict) -> None:
         f"{counts['sync_loads'] + counts['async_loads']:,} loads of "
         f"{counts['loaded_tokens']:,} tokens, {counts['kept_compared']:,} kept blocks compared"
     )
+    if counts["refused"]:
+        console.print(f"{counts['refused']:,} of them were refused by the connector at start")
     for found in verdict.random_findings:
         print_finding(console, found.finding, f"seed {found.seed}, {found.shape}")
         if found.short is not None:

@@ -10,6 +10,8 @@ import numpy as np
 from moonstep.audit.oracle import States, chain, mix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from moonstep.audit.oracle import Sequence
 
 
@@ -74,6 +76,27 @@ class Step:
         return int(self.output.total_num_scheduled_tokens)
 
 
+def works_of(
+    output: Any, requests: Mapping[str, Any], sequence_of: Callable[[str], Sequence]
+) -> list[RequestWork]:
+    """What each request of a scheduler output computes."""
+    starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    fresh = starts.keys() | cached.resumed_req_ids
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    outputs = dict(zip(cached.req_ids, cached.num_output_tokens, strict=True))
+    works = []
+    for name, count in output.num_scheduled_tokens.items():
+        request = requests[name]
+        known = request.num_prompt_tokens + outputs.get(name, request.num_output_tokens)
+        drafts = tuple(output.scheduled_spec_decode_tokens.get(name, ()))
+        start = starts[name]
+        works.append(
+            RequestWork(name, sequence_of(name), start, start + count, known, drafts, name in fresh)
+        )
+    return works
+
+
 def rejected_in_flight(work: RequestWork, step: Step) -> int:
     """Drafts that were rejected, and that the scheduler still counted when it scheduled this."""
     if work.fresh:
@@ -105,6 +128,13 @@ def states_of(work: RequestWork) -> States:
         last = chain(last, token)
         drafts.append(last)
     return np.concatenate([settled, np.array(drafts, np.uint64)])
+
+
+def next_states_of(work: RequestWork) -> States:
+    """States of the tokens after those this work computes: what a drafter's layers go by."""
+    known = work.stop - len(work.draft_tokens)
+    after = work.sequence.states(known, known + 1)
+    return np.concatenate([states_of(work)[1:], after])
 
 
 def sample_tokens(work: RequestWork) -> list[int]:

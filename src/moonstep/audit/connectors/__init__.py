@@ -49,7 +49,8 @@ class Kit:
     `variants` are named sets of settings for scenarios, which want to find what they stored.
     `surroundings()` is entered once around everything, `fresh()` called before each engine and
     `retire(halves)` after its shutdown. `store(scheduler_half)` is the store under it. Threads
-    named in `passing_threads` may end at any time; `note` is printed with a report.
+    named in `passing_threads` may end at any time; `note` is printed with a report. An exception of
+    `refusals` at construction is no finding: the connector says that it cannot do what is asked.
     """
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
@@ -59,6 +60,7 @@ class Kit:
     fresh: Callable[[], None] = lambda: None
     retire: Callable[[Sequence[Any]], None] = lambda halves: None
     passing_threads: tuple[str, ...] = ()
+    refusals: tuple[type[Exception], ...] = ()
     store: Callable[[Any], StoreControl | None] | None = None
     note: str = ""
 

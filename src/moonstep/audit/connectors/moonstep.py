@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from moonstep.audit.connectors import Kit
-from moonstep.audit.engineconfig import block_bytes
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.inspector import Kept
+from moonstep.engines.vllm.facts import Unsupported
 from moonstep.stores import memory
 from moonstep.stores.faulty import Fault, FaultyStore
 from moonstep.stores.header import HEADER_BYTES, verify
@@ -238,4 +239,5 @@ KIT = Kit(
     fresh=STORES.fresh,
     store=_store,
     passing_threads=("moonstep-arena",),
+    refusals=(Unsupported,),
 )

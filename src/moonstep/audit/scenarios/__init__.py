@@ -5,13 +5,14 @@ They are grouped by module; `ALL` lists them in the order in which reports show 
 
 from __future__ import annotations
 
-from moonstep.audit.scenarios import hits, lives, pressure, stores
+from moonstep.audit.scenarios import hits, hybrid, lives, pressure, stores
 from moonstep.audit.scenarios.stage import Scenario
 
 ALL: tuple[Scenario, ...] = (
     *lives.SCENARIOS,
     *pressure.SCENARIOS,
     *hits.SCENARIOS,
+    *hybrid.SCENARIOS,
     *stores.SCENARIOS,
 )
 

@@ -54,7 +54,8 @@ class Scenario:
     """A named case.
 
     `body` drives the engine; `adapt` turns a shape of the matrix into this scenario's, or raises
-    `DoesNotApply`; `case` is the number in the list of faults it comes from, if it has one.
+    `DoesNotApply`; `regroup` does so once the groups are those of the audit; `case` is the number
+    in the list of faults it comes from, if it has one.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Scenario:
     body: Callable[[Stage], None]
     adapt: Callable[[Shape], Shape] = as_it_is
     case: str = ""
+    regroup: Callable[[Shape], Shape] = as_it_is
 
 
 @dataclass(slots=True)
@@ -184,8 +186,9 @@ class Stage:
 
 def with_groups(shape: Shape, groups: Groups) -> Shape:
     """The same shape with other KV cache groups, and memory for as many tokens."""
-    group_count = 2 if "+" in groups else 1
-    return replace(shape, groups=groups, blocks=group_count * (shape.blocks - 1) + 1)
+    blocks_each = shape.blocks - 1
+    grouped = replace(shape, groups=groups, blocks=len(groups) * shape.blocks)
+    return replace(grouped, blocks=grouped.group_count * blocks_each + 1)
 
 
 def play(
@@ -206,12 +209,15 @@ def play(
             reasons.append(str(reason))
 
     try:
-        shape = with_groups(scenario.adapt(shape), groups)
+        shape = scenario.regroup(with_groups(scenario.adapt(shape), groups))
     except DoesNotApply as reason:
         return Result(scenario.name, shape, Status.NOT_APPLICABLE, variant, str(reason))
     outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
     status = status_of(outcome.finding)
-    if reasons and outcome.finding is None:
+    if outcome.finding is not None and outcome.finding.kind is Kind.REFUSED:
+        reasons.append(f"refused: {outcome.finding.detail}")
+        outcome.finding = None
+    elif reasons and outcome.finding is None:
         status = Status.NOT_APPLICABLE
     return Result(
         scenario.name,
@@ -231,6 +237,8 @@ def status_of(finding: Finding | None) -> Status:
         return Status.CLEAN
     if finding.kind is Kind.NOT_EXERCISED:
         return Status.NOT_REACHED
+    if finding.kind is Kind.REFUSED:
+        return Status.NOT_APPLICABLE
     if finding.kind in DEADLY:
         return Status.DEAD
     if finding.kind in HANGING:

@@ -1,0 +1,91 @@
+"""Reach: from which boundary a request could go on, by what a connector keeps.
+
+The rules are written down once more here, apart from any connector's: every block up to the
+boundary of full attention, the blocks that cover the window before it, the one state at it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from moonstep.audit.engine import Engine
+    from moonstep.audit.inspector import Kept
+
+
+def needed_blocks(
+    boundary: int, block_tokens: int, window_tokens: int | None, *, recurrent: bool
+) -> range:
+    """Positions of the blocks that a request reads that goes on from a boundary.
+
+    >>> needed_blocks(64, 16, None, recurrent=False), needed_blocks(64, 16, 18, recurrent=False)
+    (range(0, 4), range(2, 4))
+    >>> needed_blocks(64, 32, 18, recurrent=False), needed_blocks(64, 16, None, recurrent=True)
+    (range(1, 2), range(3, 4))
+    """
+    last = boundary // block_tokens
+    if recurrent:
+        return range(last - 1, last)
+    if window_tokens is None:
+        return range(last)
+    return range(max(0, boundary - window_tokens + 1) // block_tokens, last)
+
+
+def kept_names(kept: Iterable[Kept], ranks: int) -> set[tuple[int, bytes]]:
+    """Group and hash of what is kept on every rank, one block each."""
+    places = {(one.group, one.block_hash, one.rank) for one in kept if one.blocks == 1}
+    counts = Counter((group, name) for group, name, _ in places)
+    return {name for name, count in counts.items() if count >= ranks}
+
+
+def proof_groups(engine: Engine) -> set[int]:
+    """Groups of which the engine wants one block more than a hit has, for the drafter's sake."""
+    memory = engine.ranks[0].memory
+    drafters: set[int] = engine.scheduler.kv_cache_manager.coordinator.eagle_group_ids
+    return {group for group in drafters if not memory.is_recurrent[group]}
+
+
+def boundaries(engine: Engine, hashes: Sequence[bytes], limit_tokens: int) -> list[int]:
+    """All boundaries up to a limit from which these hashes could go on, highest last."""
+    if engine.inspector is None:
+        return []
+    memory = engine.ranks[0].memory
+    names = kept_names(engine.inspector.kept(), len(engine.ranks))
+    proofs = proof_groups(engine)
+
+    def has_all(boundary: int) -> bool:
+        for group, tokens in enumerate(memory.block_tokens):
+            units = tokens // engine.hash_tokens
+            needed = needed_blocks(
+                boundary, tokens, memory.window_tokens[group], recurrent=memory.is_recurrent[group]
+            )
+            for at in range(needed.start, needed.stop + (group in proofs)):
+                end = (at + 1) * units
+                if end > len(hashes) or (group, bytes(hashes[end - 1])) not in names:
+                    return False
+        return True
+
+    unit = engine.unit_tokens
+    return [at for at in range(unit, limit_tokens + 1, unit) if has_all(at)]
+
+
+def highest(engine: Engine, computed_tokens: int, asked_tokens: int) -> int:
+    """Where a prompt of which so many tokens were computed as a prompt can be gone on from.
+
+    All but its last token at most. A state at the very end of a computed prompt exists only where
+    the engine keeps one: it stops its prefill at the boundary before.
+    """
+    memory = engine.ranks[0].memory
+    proofs = proof_groups(engine)
+    interval = engine.shape.interval_tokens
+    limit = asked_tokens - 1
+    if any(memory.is_recurrent) and not proofs and interval is not None:
+        ends_interval = interval and computed_tokens % interval == 0
+        limit = min(limit, computed_tokens if ends_interval else computed_tokens - 1)
+    for group, tokens in enumerate(memory.block_tokens):
+        if not memory.is_recurrent[group]:
+            limit = min(limit, (computed_tokens // tokens - (group in proofs)) * tokens)
+    return max(0, limit // engine.unit_tokens * engine.unit_tokens)
