@@ -146,6 +146,25 @@ def _set_cache(cache: Any, shape: Shape) -> None:
         cache.mamba_block_size = groupsets.block_tokens(shape, "state")
 
 
+def _kv_configs(vllm_config: Any, shape: Shape) -> tuple[list[Any], Any, int, int]:
+    """KV cache configurations of the ranks and the scheduler, its block and the hashes' tokens."""
+    memory_bytes = [1 << 30] * (shape.ranks * shape.stages)
+    rank_kv = get_kv_cache_configs(vllm_config, groupsets.rank_specs(shape), memory_bytes)
+    scheduler_kv = generate_scheduler_kv_cache_config(rank_kv)
+    vllm_config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
+    scheduler_block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(
+        scheduler_kv, vllm_config
+    )
+    alignment_tokens = resolve_cache_hit_alignment_tokens(
+        scheduler_kv, vllm_config, scheduler_block_tokens, hash_block_tokens
+    )
+    for config in (*rank_kv, scheduler_kv):
+        config.kv_cache_layout = shape.layout
+        config.hash_block_size = hash_block_tokens
+        config.cache_hit_alignment_tokens = alignment_tokens
+    return rank_kv, scheduler_kv, scheduler_block_tokens, hash_block_tokens
+
+
 def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     """Configuration of one engine.
 
@@ -176,28 +195,15 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     if vllm_config.speculative_config is not None:
         # Another drafter would have to be there as a model.
         vllm_config.speculative_config.method = shape.drafter
-    memory_bytes = [1 << 30] * (shape.ranks * shape.stages)
-    rank_kv = get_kv_cache_configs(vllm_config, groupsets.rank_specs(shape), memory_bytes)
-    scheduler_kv = generate_scheduler_kv_cache_config(rank_kv)
-    vllm_config.cache_config.num_gpu_blocks = scheduler_kv.num_blocks
-    scheduler_block_tokens, hash_block_tokens = resolve_kv_cache_block_sizes(
-        scheduler_kv, vllm_config
-    )
-    alignment_tokens = resolve_cache_hit_alignment_tokens(
-        scheduler_kv, vllm_config, scheduler_block_tokens, hash_block_tokens
-    )
-    for config in (*rank_kv, scheduler_kv):
-        config.kv_cache_layout = shape.layout
-        config.hash_block_size = hash_block_tokens
-        config.cache_hit_alignment_tokens = alignment_tokens
+    rank_kv, scheduler_kv, block_tokens, hash_tokens = _kv_configs(vllm_config, shape)
     vllm_config.scheduler_config.async_scheduling = shape.asynchronous
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if shape.runner == "v2" else "0"
     return EngineConfig(
         vllm_config=vllm_config,
         scheduler_kv=scheduler_kv,
         rank_kv=tuple(rank_kv),
-        scheduler_block_tokens=scheduler_block_tokens,
-        hash_block_tokens=hash_block_tokens,
+        scheduler_block_tokens=block_tokens,
+        hash_block_tokens=hash_tokens,
     )
 
 
