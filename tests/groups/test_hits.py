@@ -123,20 +123,6 @@ def test_a_boundary_inside_a_block_includes_the_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_tokens", "hit_tokens"), [(63, 60), (59, 56), (51, 48), (47, 44), (100, 60)]
-)
-def test_a_hit_may_end_inside_a_block_that_is_whole(limit_tokens: int, hit_tokens: int) -> None:
-    """A whole block covers the boundaries in it; a state is there for some of them."""
-    full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, (), hash_tokens=4)
-    state = Group(1, GroupKind.RECURRENT_STATE, 16, 1, (), hash_tokens=4)
-    tails = np.ones(16, dtype=np.bool_)
-    tails[15] = False
-    has_all = Presence(full, np.ones(4, dtype=np.bool_), np.ones(16, dtype=np.bool_))
-    has_inner = Presence(state, np.zeros(4, dtype=np.bool_), tails)
-    assert joint_hit_tokens([has_all, has_inner], limit_tokens, 4) == hit_tokens
-
-
-@pytest.mark.parametrize(
     "wrong",
     [
         {"hash_tokens": 3},

@@ -13,17 +13,14 @@ from moonstep.groups import (
     GroupKind,
     Presence,
     alignment_tokens,
-    belongs_to_interval,
     hit_blocks,
     joint_hit_tokens,
     kept_boundaries,
-    kept_bytes,
     kept_positions,
     reachable_tokens,
     replay_boundaries,
-    whole_bytes,
 )
-from tests.groups.strategies import UNIT, group_sets, groups
+from tests.groups.strategies import UNIT, group_sets
 
 PROMPTS = st.integers(1, 60 * UNIT)
 
@@ -81,21 +78,6 @@ def test_no_block_is_kept_that_no_hit_needs(
         assert any(position in hit_blocks(group, boundary) for boundary in boundaries)
 
 
-@given(groups(), st.integers(0, 6))
-def test_blocks_that_leave_a_window_are_kept_for_the_ends_of_intervals(
-    group: Group, interval_blocks: int
-) -> None:
-    interval = interval_blocks * group.block_tokens
-    positions = np.arange(24)
-    ends = range(interval, 40 * group.block_tokens, interval) if interval else ()
-    wanted = {position for end in ends for position in hit_blocks(group, end)}
-    found = belongs_to_interval(group, positions, interval)
-    if group.kind is GroupKind.FULL_ATTENTION:
-        assert found.all()
-    else:
-        assert {int(position) for position in positions[found]} == {p for p in wanted if p < 24}
-
-
 def test_windows_of_a_long_prompt_take_a_third_of_the_memory() -> None:
     """Five window layers beside each full one: four windows of 1,024 tokens and one block each."""
     full = Group(0, GroupKind.FULL_ATTENTION, 16, 1000, ())
@@ -104,5 +86,6 @@ def test_windows_of_a_long_prompt_take_a_third_of_the_memory() -> None:
         for index in range(1, 6)
     ]
     set_ = [full, *windows]
-    assert kept_bytes(set_, 32_768, 8_192) == (2048 + 5 * (4 * 64 + 1)) * 1000
-    assert kept_bytes(set_, 32_768, 8_192) <= 0.35 * whole_bytes(set_, 32_768)
+    boundaries = kept_boundaries(set_, 32_768, 8_192)
+    blocks = sum(len(kept_positions(group, boundaries)) for group in set_)
+    assert blocks == 2048 + 5 * (4 * 64 + 1) <= 0.35 * 6 * 2048

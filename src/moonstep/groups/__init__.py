@@ -10,15 +10,12 @@ from moonstep.groups.group import Group, GroupKind, last_boundary_tokens
 from moonstep.groups.hits import Presence, joint_hit_tokens, resumable
 from moonstep.groups.kept import (
     alignment_tokens,
-    belongs_to_interval,
     kept_boundaries,
-    kept_bytes,
     kept_positions,
     reachable_tokens,
     replay_boundaries,
-    whole_bytes,
 )
-from moonstep.groups.names import block_names, pool_suffix, tail_name
+from moonstep.groups.names import block_names
 from moonstep.groups.needs import hit_blocks, needed_blocks
 
 __all__ = [
@@ -26,19 +23,14 @@ __all__ = [
     "GroupKind",
     "Presence",
     "alignment_tokens",
-    "belongs_to_interval",
     "block_names",
     "hit_blocks",
     "joint_hit_tokens",
     "kept_boundaries",
-    "kept_bytes",
     "kept_positions",
     "last_boundary_tokens",
     "needed_blocks",
-    "pool_suffix",
     "reachable_tokens",
     "replay_boundaries",
     "resumable",
-    "tail_name",
-    "whole_bytes",
 ]

@@ -1,4 +1,9 @@
-"""From which blocks are present to the boundaries at which a request can resume."""
+"""From which blocks are present to the boundaries at which a request can resume.
+
+This is the rule itself, over all that is present. The scheduler half, which has an index of
+thousands of names to ask, looks only where it may matter and has to find the same
+(``moonstep.scheduler.lookup``).
+"""
 
 from __future__ import annotations
 
@@ -17,62 +22,39 @@ class Presence:
 
     ``blocks[i]`` says that the block at position ``i`` of the request's table is present under its
     name; positions beyond the array are absent. With drafts the array has to go on beyond the
-    limit of the hit, as far as the request is hashed. ``tails[k]``, where the engine's hits may end
-    inside a block, says that what ends after ``k + 1`` hash units is present as an unfinished
-    block, or as a state.
+    limit of the hit, as far as the request is hashed.
     """
 
     group: Group
     blocks: NDArray[np.bool_]
-    tails: NDArray[np.bool_] | None = None
 
 
 def resumable(presence: Presence, limit_tokens: int, align_tokens: int) -> NDArray[np.bool_]:
     """At which of the boundaries 0, ``align_tokens``, ... up to ``limit_tokens`` a group resumes.
 
-    ``align_tokens`` is a multiple of the group's block, or, where hits may end inside a block, the
-    hash unit. The boundary 0 is always one.
+    ``align_tokens`` is a multiple of the group's block. The boundary 0 is always one.
 
     >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
     >>> blocks = np.array([False, True, True, True, False])
     >>> resumable(Presence(window, blocks), 80, 16).tolist()
     [True, False, False, True, True, False]
     """
-    limit_tokens = max(limit_tokens, 0)
-    found = np.zeros(limit_tokens // align_tokens + 1, dtype=np.bool_)
+    found = np.zeros(max(limit_tokens, 0) // align_tokens + 1, dtype=np.bool_)
     found[0] = True
-    kind = presence.group.kind
-    if kind is GroupKind.FULL_ATTENTION:
-        reach = _full_attention_tokens(presence, limit_tokens, align_tokens)
-        found[1 : reach // align_tokens + 1] = True
-    else:
-        rule = _window_covered if kind is GroupKind.SLIDING_WINDOW else _state_present
-        covered = rule(presence, align_tokens)[: len(found) - 1]
-        found[1 : len(covered) + 1] = covered
+    at_boundaries = _RULES[presence.group.kind](presence, align_tokens)[: len(found) - 1]
+    found[1 : len(at_boundaries) + 1] = at_boundaries
     return found
 
 
-def _full_attention_tokens(presence: Presence, limit_tokens: int, align_tokens: int) -> int:
-    """How far all blocks are present, the proof behind them aside."""
-    group = presence.group
-    proof_tokens = group.proof_blocks * min(align_tokens, group.block_tokens)
-    return max(0, _run_tokens(presence, limit_tokens + proof_tokens) - proof_tokens)
-
-
-def _run_tokens(presence: Presence, stop_tokens: int) -> int:
-    """How far a group is present without a gap, the unfinished block at the end included."""
-    group = presence.group
-    blocks = presence.blocks[: stop_tokens // group.block_tokens]
+def _full_attention(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
+    """Whether all blocks up to each boundary but 0, and the proof behind it, are there."""
+    blocks, group = presence.blocks, presence.group
     run = len(blocks) if blocks.all() else int(blocks.argmin())
-    if presence.tails is not None:
-        first, stop = run * group.units, stop_tokens // group.hash_tokens
-        ends = np.flatnonzero(presence.tails[first : min(first + group.units - 1, stop)])
-        if ends.size:
-            return (first + int(ends[-1]) + 1) * group.hash_tokens
-    return run * group.block_tokens
+    reach_tokens = (run - group.proof_blocks) * group.block_tokens
+    return np.ones(max(0, reach_tokens) // align_tokens, dtype=np.bool_)
 
 
-def _window_covered(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
+def _sliding_window(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
     """Whether the window before each boundary but 0, and the proof behind it, has no gap."""
     group = presence.group
     before, step = group.window_blocks, align_tokens // group.block_tokens
@@ -81,23 +63,21 @@ def _window_covered(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
     np.cumsum(~presence.blocks, out=gaps[before + 1 :])
     at_end = gaps[before + step + group.proof_blocks :: step]
     at_start = gaps[step::step]
-    return at_end == at_start[: len(at_end)]
+    covered: NDArray[np.bool_] = at_end == at_start[: len(at_end)]
+    return covered
 
 
-def _state_present(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
+def _recurrent_state(presence: Presence, align_tokens: int) -> NDArray[np.bool_]:
     """Whether there is a state that ends at each boundary but 0."""
-    group = presence.group
-    if align_tokens % group.block_tokens == 0:
-        step = align_tokens // group.block_tokens
-        return presence.blocks[step - 1 :: step]
-    count = len(presence.blocks) * group.units
-    ends = np.zeros(count + group.units, dtype=np.bool_)
-    if presence.tails is not None:
-        tails = presence.tails[: len(ends)]
-        ends[: len(tails)] = tails
-    ends[group.units - 1 : count : group.units] |= presence.blocks
-    step = align_tokens // group.hash_tokens
-    return ends[step - 1 :: step]
+    step = align_tokens // presence.group.block_tokens
+    return presence.blocks[step - 1 :: step]
+
+
+_RULES = {
+    GroupKind.FULL_ATTENTION: _full_attention,
+    GroupKind.SLIDING_WINDOW: _sliding_window,
+    GroupKind.RECURRENT_STATE: _recurrent_state,
+}
 
 
 def joint_hit_tokens(
@@ -124,12 +104,12 @@ def joint_hit_tokens(
 
 
 def _with_local(presence: Presence, local_tokens: int) -> Presence:
-    """``presence`` with all blocks before ``local_tokens``: above it, nothing reads further back.
+    """``presence`` with all blocks before ``local_tokens``.
 
-    A state is read only at its boundary, so what lies before does not matter to it.
+    What a resume above it reads of them, the engine has: its own hit needs no less.
     """
     count = local_tokens // presence.group.block_tokens
-    if not count or presence.group.kind is GroupKind.RECURRENT_STATE:
+    if not count:
         return presence
     rest = presence.blocks[count:]
     return replace(presence, blocks=np.concatenate([np.ones(count, dtype=np.bool_), rest]))

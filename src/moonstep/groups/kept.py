@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moonstep.groups.group import Group, GroupKind
+from moonstep.groups.group import Group
 from moonstep.groups.needs import hit_blocks
 
 
@@ -23,15 +23,15 @@ def reachable_tokens(groups: Sequence[Group], hashed_tokens: int, limit_tokens: 
 
     Boundaries are common multiples of the blocks of all groups.
 
+    >>> from moonstep.groups import GroupKind
     >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
     >>> state = Group(1, GroupKind.RECURRENT_STATE, 64, 1, (), hash_tokens=16)
     >>> reachable_tokens([full, state], 130, 129)
     128
     """
-    proofs = (group.proof_blocks * group.block_tokens for group in groups)
     highest = min(
-        hashed_tokens // group.block_tokens * group.block_tokens - proof
-        for group, proof in zip(groups, proofs, strict=True)
+        (hashed_tokens // group.block_tokens - group.proof_blocks) * group.block_tokens
+        for group in groups
     )
     align = alignment_tokens(groups)
     return max(0, min(highest, limit_tokens)) // align * align
@@ -40,6 +40,7 @@ def reachable_tokens(groups: Sequence[Group], hashed_tokens: int, limit_tokens: 
 def alignment_tokens(groups: Iterable[Group]) -> int:
     """The least common multiple of all blocks: where joint hits end.
 
+    >>> from moonstep.groups import GroupKind
     >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
     >>> alignment_tokens([full, Group(1, GroupKind.FULL_ATTENTION, 24, 1, (), hash_tokens=8)])
     48
@@ -52,6 +53,7 @@ def replay_boundaries(groups: Sequence[Group], num_tokens: int) -> tuple[int, in
 
     They differ only if the prompt ends on a boundary: its last token is always computed.
 
+    >>> from moonstep.groups import GroupKind
     >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
     >>> replay_boundaries([full], 64), replay_boundaries([full], 65)
     ((48, 64), (64, 64))
@@ -67,55 +69,23 @@ def kept_boundaries(groups: Sequence[Group], num_tokens: int, interval_tokens: i
 
     ``interval_tokens`` is a multiple of the groups' alignment; 0 keeps none but the replay's.
 
+    >>> from moonstep.groups import GroupKind
     >>> full = Group(0, GroupKind.FULL_ATTENTION, 16, 1, ())
     >>> kept_boundaries([full], 112, 32), kept_boundaries([full], 112, 0)
     ([32, 64, 96, 112], [96, 112])
     """
     resend, extension = replay_boundaries(groups, num_tokens)
-    ends = range(interval_tokens, extension + 1, interval_tokens) if interval_tokens else ()
+    ends = range(interval_tokens, extension, interval_tokens) if interval_tokens else ()
     return sorted({*ends, resend, extension} - {0})
 
 
 def kept_positions(group: Group, boundaries: Iterable[int]) -> NDArray[np.int64]:
     """Positions of the blocks that hits at ``boundaries`` need, ascending, each once.
 
+    >>> from moonstep.groups import GroupKind
     >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
     >>> kept_positions(window, [64, 80]).tolist()
     [2, 3, 4]
     """
     ranges = [np.arange(r.start, r.stop) for r in (hit_blocks(group, b) for b in boundaries)]
     return np.unique(np.concatenate(ranges)) if ranges else np.zeros(0, dtype=np.int64)
-
-
-def belongs_to_interval(
-    group: Group, positions: NDArray[np.int64], interval_tokens: int
-) -> NDArray[np.bool_]:
-    """Which blocks a hit at some end of the retention interval needs.
-
-    The blocks that leave a window as it moves are asked about with this: the others are given back.
-
-    >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
-    >>> belongs_to_interval(window, np.arange(9), 64).tolist()
-    [False, False, True, True, False, False, True, True, False]
-    """
-    if group.kind is GroupKind.FULL_ATTENTION:
-        return np.ones(len(positions), dtype=np.bool_)
-    if not interval_tokens:
-        return np.zeros(len(positions), dtype=np.bool_)
-    before = group.window_blocks if group.kind is GroupKind.SLIDING_WINDOW else 1
-    interval_blocks = interval_tokens // group.block_tokens
-    # The first interval's end that is not above the block's proof distance, and not 0.
-    ends = -(-(positions + 1 - group.proof_blocks) // interval_blocks) * interval_blocks
-    ends = np.maximum(ends, interval_blocks)
-    return ends - before <= positions
-
-
-def kept_bytes(groups: Sequence[Group], num_tokens: int, interval_tokens: int) -> int:
-    """Bytes of a prompt of ``num_tokens`` on one rank, when only what hits can use is kept."""
-    boundaries = kept_boundaries(groups, num_tokens, interval_tokens)
-    return sum(len(kept_positions(group, boundaries)) * group.block_bytes for group in groups)
-
-
-def whole_bytes(groups: Sequence[Group], num_tokens: int) -> int:
-    """Bytes of the same prompt when all whole blocks of every group are kept."""
-    return sum(num_tokens // group.block_tokens * group.block_bytes for group in groups)
