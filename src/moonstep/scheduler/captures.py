@@ -124,6 +124,7 @@ class CapturePlanner:
         columns = Columns(group.index)
         index, block_tokens = group.index, group.block_tokens
         is_sized = self._index.slot_count > 0
+        add = columns.add
         for tracker in trackers:
             names = tracker.request.block_hashes
             first = tracker.next_block[index]
@@ -132,7 +133,7 @@ class CapturePlanner:
                 continue
             table = tracker.tables.by_group[index]
             if stop == first + 1:
-                columns.add(tracker.life, first, names[first], table[first])
+                add(tracker.life, first, names[first], table[first])
             else:
                 columns.add_run(tracker.life, first, names[first:stop], table[first:stop])
             if is_sized:

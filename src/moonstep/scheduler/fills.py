@@ -49,17 +49,13 @@ class FillClock:
 
     def enter_again(self, running: Sequence[RequestTracker], step: int) -> None:
         """Enter lives that were looked at in ``step`` under their next one."""
-        enter, tokens_per_decode = self._wheel.enter, self._tokens_per_decode
+        first, others, enter = self._first, self._others, self._wheel.enter
         for tracker in running:
-            if tracker.is_prefilling:
-                enter(tracker, step + 1)
-            else:
-                enter(tracker, step + steps_to_fill(self._missing(tracker), tokens_per_decode))
-
-    def _missing(self, tracker: RequestTracker) -> int:
-        """Tokens that the life's next block to be whole still lacks, over all groups."""
-        next_block = tracker.next_block
-        boundary = (next_block[0] + 1) * self._first.block_tokens
-        for group in self._others:
-            boundary = min(boundary, (next_block[group.index] + 1) * group.block_tokens)
-        return boundary - tracker.token_len
+            steps = 1
+            if not tracker.is_prefilling:
+                next_block = tracker.next_block
+                boundary = (next_block[first.index] + 1) * first.block_tokens
+                for group in others:
+                    boundary = min(boundary, (next_block[group.index] + 1) * group.block_tokens)
+                steps = steps_to_fill(boundary - tracker.token_len, self._tokens_per_decode)
+            enter(tracker, step + steps)

@@ -7,7 +7,7 @@ request was preempted or has finished. Nothing else is remembered about preempti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Final
 
 from moonstep.engine import CachedRequests, Request, SchedulerOutput
@@ -62,20 +62,18 @@ class Lives:
 
         Resumed requests are passed over: their lists are whole tables and began a life.
         """
-        taken: list[int] = []
         if _no_new_blocks(cached):
-            return taken
-        by_id, resumed = self.by_id, cached.resumed_req_ids
-        pairs = zip(cached.req_ids, cached.new_block_ids, strict=True)
-        for request_id, block_ids in compress(pairs, cached.new_block_ids):
-            if block_ids is None or request_id in resumed:
-                continue
-            for ids in block_ids:
-                taken += ids
+            return []
+        resumed, new_block_ids = cached.resumed_req_ids, cached.new_block_ids
+        growing = compress(cached.req_ids, new_block_ids)
+        pairs = zip(growing, filter(None, new_block_ids), strict=True)
+        grown = [pair for pair in pairs if pair[0] not in resumed]
+        by_id = self.by_id
+        for request_id, block_ids in grown:
             tracker = by_id.get(request_id)
             if tracker is not None:
                 tracker.tables.append(block_ids)
-        return taken
+        return list(chain.from_iterable(chain.from_iterable(ids for _, ids in grown)))
 
 
 def changes_nothing(output: SchedulerOutput) -> bool:

@@ -24,5 +24,5 @@ class BlockTables:
 
     def append(self, block_ids: Sequence[Sequence[int]]) -> None:
         """Take in the ids a running request got in this step."""
-        for table, ids in zip(self.by_group, block_ids, strict=True):
-            table.extend(ids)
+        for group, table in enumerate(self.by_group):
+            table.extend(block_ids[group])
