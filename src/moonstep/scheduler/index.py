@@ -115,8 +115,8 @@ class HostIndex:
 
     def has_written(self, group: int, names: Iterable[BlockHash]) -> bool:
         """Whether all of these blocks can be promised."""
-        slots = list(map(self._slot_of[group].get, names))
-        return None not in slots and all(self._state[slot] == SlotState.WRITTEN for slot in slots)
+        state, slots = self._state, map(self._slot_of[group].get, names)
+        return all(slot is not None and state[slot] == SlotState.WRITTEN for slot in slots)
 
     def unheld(self, columns: Columns) -> Columns:
         """The rows whose block no slot has or is about to have, each name once."""
@@ -134,10 +134,11 @@ class HostIndex:
         """Slots and generations of written blocks. KeyError for one that is not written."""
         slot_of = self._slot_of[group]
         slots = [slot_of[name] for name in names]
-        unwritten = np.flatnonzero(self._states[slots] != SlotState.WRITTEN) if slots else ()
+        at = numbers(slots)
+        unwritten = np.flatnonzero(self._states[at] != SlotState.WRITTEN)
         if len(unwritten):
             raise KeyError(names[unwritten[0]])
-        return slots, self._generation[slots]
+        return slots, self._generation[at]
 
     def plan(self, columns: Columns) -> Placed | None:
         """Give blocks slots to be captured into; ``None`` if there is none for any of them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from moonstep.engine import Block, BlockPool
 from moonstep.scheduler.byblock import ByBlock
@@ -19,6 +19,7 @@ _MARGIN: Final = 1.25
 _MIN_BLOCKS: Final = 16
 _PEAK_DECAY: Final = 0.99
 _WALKS_PER_RECOUNT: Final = 64
+_NAMELESS: Final[BlockKey] = b""
 
 
 class Going(NamedTuple):
@@ -40,7 +41,7 @@ class LookAhead:
         self._pool: BlockPool | None = None
         self._peak_blocks = 0.0
         self._taken_blocks = 0
-        self._looked_at = ByBlock()  # the key under which each block was passed on
+        self._looked_at = ByBlock()  # the key under which a block was passed on, or _NAMELESS
         self._front: tuple[int, int] | None = None
         self._last: Block | None = None  # the deepest block looked at
         self._depth = 0  # how many blocks the window has at least, up to and with _last
@@ -57,7 +58,7 @@ class LookAhead:
 
     def passed_on(self, blocks: Sequence[int]) -> list[bool]:
         """Which of ``blocks`` were passed on and have not been taken since."""
-        return [key is not None for key in self._looked_at.get(blocks)]
+        return [bool(key) for key in self._looked_at.get(blocks)]
 
     @property
     def has_news(self) -> bool:
@@ -109,14 +110,13 @@ class LookAhead:
     def _pass_on(self, entered: Sequence[Block]) -> Going:
         """Those of the blocks that have a name, and were not passed on under it before."""
         blocks = [block.block_id for block in entered]
-        keys = [block.block_hash for block in entered]
+        keys = [block.block_hash or _NAMELESS for block in entered]
         known = self._looked_at.get(blocks)
-        if None in keys or known.count(None) < len(known):
-            news = [key is not None and key != old for key, old in zip(keys, known, strict=True)]
+        self._looked_at.put(blocks, keys)
+        if _NAMELESS in keys or known.count(None) < len(known):
+            news = [key != _NAMELESS and key != old for key, old in zip(keys, known, strict=True)]
             blocks, keys = list(compress(blocks, news)), list(compress(keys, news))
-        named = cast("list[BlockKey]", keys)
-        self._looked_at.put(blocks, named)
-        return Going(blocks, named)
+        return Going(blocks, keys)
 
     def forget(self) -> None:
         """Everything is to be looked at anew."""
@@ -131,7 +131,7 @@ class LookAhead:
         """
         self._walks += 1
         last = self._last
-        moved = last is None or last.ref_cnt > 0 or not self.passed_on([last.block_id])[0]
+        moved = last is None or last.ref_cnt > 0 or self._looked_at.get([last.block_id]) == [None]
         if moved or self._walks >= _WALKS_PER_RECOUNT:
             self._recount()
             self._front = self._front_now()
