@@ -63,7 +63,8 @@ class Engine:
         self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
         self.scheduler: Any = None
         try:
-            self._guard("construction", self._assemble_unless_refused)
+            with engineconfig.runner_of(shape):
+                self._guard("construction", self._assemble_unless_refused)
         except Stop:
             self.threads.close()
             raise

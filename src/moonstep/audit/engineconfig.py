@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import copy
 import json
-import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from moonstep.audit import groupsets
+from moonstep.audit.environ import environment
 from moonstep.audit.oracle import VOCABULARY
 
 if TYPE_CHECKING:
@@ -165,15 +166,26 @@ def _kv_configs(vllm_config: Any, shape: Shape) -> tuple[list[Any], Any, int, in
     return rank_kv, scheduler_kv, scheduler_block_tokens, hash_block_tokens
 
 
-def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
-    """Configuration of one engine.
+def runner_of(shape: Shape) -> AbstractContextManager[None]:
+    """While the shape's model runner is the one that ``VllmConfig`` says it uses.
 
-    The CPU platform switches asynchronous scheduling off while the configuration is
-    built, so it is set afterwards; so is the runner, which `VllmConfig.use_v2_model_runner`
-    reads from the environment each time.
+    ``VllmConfig.use_v2_model_runner`` reads the environment each time it is asked.
+    """
+    return environment("VLLM_USE_V2_MODEL_RUNNER", "1" if shape.runner == "v2" else "0")
+
+
+def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
+    """Configuration of one engine. What asks it for the runner has to be within ``runner_of``.
+
+    The CPU platform switches asynchronous scheduling off while the configuration is built, so it
+    is set afterwards; runner V2 cannot be asked for at all without Triton.
     """
     load_general_plugins()
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    with environment("VLLM_USE_V2_MODEL_RUNNER", "0"):
+        return _build(shape, connector)
+
+
+def _build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     model_config = _model_config(shape.max_tokens)
     vllm_config = VllmConfig(
         model_config=model_config,
@@ -197,7 +209,6 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
         vllm_config.speculative_config.method = shape.drafter
     rank_kv, scheduler_kv, block_tokens, hash_tokens = _kv_configs(vllm_config, shape)
     vllm_config.scheduler_config.async_scheduling = shape.asynchronous
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if shape.runner == "v2" else "0"
     return EngineConfig(
         vllm_config=vllm_config,
         scheduler_kv=scheduler_kv,

@@ -17,9 +17,10 @@ from moonstep.engine import BlockHash, Request
 from moonstep.groups import last_boundary_tokens
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import OpenJob
 from moonstep.scheduler.objects import ObjectNames, ObjectShape, objects_of
+from moonstep.scheduler.slots import Placed
 from moonstep.wire import SCRATCH, StoredObject
 
 OBJECTS_PER_JOB: Final = 4

@@ -14,18 +14,18 @@ from moonstep.engine import (
 )
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
-from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fills import FillClock
 from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
-from moonstep.scheduler.lives import Lives, starts_of
-from moonstep.scheduler.loads import LoadQueue, Restore
+from moonstep.scheduler.lives import Lives, changes_nothing, starts_of
+from moonstep.scheduler.loads import LoadQueue
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
 from moonstep.scheduler.options import options_of, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
+from moonstep.scheduler.restores import restores_of
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tier import NoTier, Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
@@ -166,6 +166,8 @@ class MooncakeStoreScheduler:
         """
         self._step += 1
         self.stats.steps += 1
+        if self._has_nothing_to_do(output):
+            return StepPlan(self._step)
         victims = self._end_lives(output)
         for request_id, block_ids, num_computed_tokens in starts_of(output):
             self._start_life(request_id, block_ids, num_computed_tokens)
@@ -182,6 +184,19 @@ class MooncakeStoreScheduler:
         self._admitted.clear()
         self._sync_bytes = 0
         return self._plan(captures, jobs)
+
+    def _has_nothing_to_do(self, output: SchedulerOutput) -> bool:
+        """Whether nothing is new and nothing is owed, as in most steps of a decoding engine."""
+        return not (
+            self._rests  # a store's jobs go by the clock as well
+            or self._promises
+            or self._admitted
+            or self._loads
+            or self._loads.has_plans
+            or self._holds
+            or self._fills.has_due(self._step)
+            or self._lookahead.has_news
+        ) and changes_nothing(output)
 
     def _plan(self, captures: Sequence[Capture], jobs: tuple[Job, ...]) -> StepPlan:
         if not (captures or jobs or self._loads.has_plans):
@@ -315,12 +330,13 @@ class MooncakeStoreScheduler:
             load, life = admission.load, self.lives.get(request_id)
             if load is not None and load.sliced:
                 self._saw_tables_allocated(admission, load.local_tokens)
-                restores = self._restores(admission, load, self._lives.new_number())
+                life_number = self._lives.new_number()
+                restores = restores_of(self._groups, self.index, admission, load, life_number)
                 self._loads.enqueue(request_id, restores)
                 self._sliced[request_id] = load
                 self.stats.sliced_loads += 1
             elif load is not None and life is not None:
-                restores = self._restores(admission, load, life.life)
+                restores = restores_of(self._groups, self.index, admission, load, life.life)
                 self._loads.restore_now(request_id, restores)
             elif life is None:
                 # Another connector loads into these blocks: whatever they held is going.
@@ -329,26 +345,6 @@ class MooncakeStoreScheduler:
     def _saw_tables_allocated(self, admission: Admission, local_tokens: int) -> None:
         for group, table in zip(self._groups, admission.tables, strict=True):
             self._saw_allocated(table[local_tokens // group.block_tokens :])
-
-    def _restores(self, admission: Admission, load: LoadSpec, life: int) -> list[Restore]:
-        """What fills the request's own blocks from the slots that it was promised."""
-        restores = []
-        for group, table in zip(self._groups, admission.tables, strict=True):
-            first = load.local_tokens // group.block_tokens
-            stop = load.stop_tokens // group.block_tokens
-            columns = Columns(group.index)
-            names = admission.request.block_hashes[first:stop]
-            columns.add_run(life, first, names, table[first:stop])
-            try:
-                slots, generations = self.index.locate(group.index, names)
-            except KeyError as name:
-                raise RuntimeError(
-                    f"moonstep: request {admission.request.request_id} was promised tokens "
-                    f"{load.local_tokens} to {load.stop_tokens}, but no slot holds block {name} of "
-                    f"group {group.index}: promises and slots have drifted apart"
-                ) from None
-            restores.append(Restore(columns, slots, generations, group.block_bytes))
-        return restores
 
     def _bytes_of(self, tokens: int) -> int:
         """Bytes of so many tokens in all groups, on one rank."""

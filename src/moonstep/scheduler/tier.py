@@ -23,10 +23,11 @@ from moonstep.scheduler.fetches import (
     StoreLookup,
     keys_asked,
 )
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
 from moonstep.scheduler.objects import object_shape, objects_of
 from moonstep.scheduler.pushes import Bucket, PushQueue, Stocktaking
+from moonstep.scheduler.slots import Placed
 from moonstep.wire import Job, JobKind, RankReport, StoredObject, threads_of_a_kind
 
 

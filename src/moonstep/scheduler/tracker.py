@@ -86,5 +86,7 @@ class RequestTracker:
         """
         request = self.request
         computed, known = request.num_computed_tokens + num_scheduled_tokens, request.num_tokens
-        self.is_prefilling = computed < known
-        self.token_len = min(computed, known)
+        if computed < known:
+            self.is_prefilling, self.token_len = True, computed
+        else:
+            self.is_prefilling, self.token_len = False, known
