@@ -140,6 +140,7 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "leaver_bytes": ("leaver_bytes", parse_size),
     "sync_restore_bytes": ("sync_restore_bytes", parse_size),
     "restore_slice_bytes": ("restore_slice_bytes", parse_size),
+    "retention_interval": ("retention_interval", _parse_count),
     "store": ("store", _parse_text),
     **_STORE_PARSERS,
 }
@@ -154,7 +155,8 @@ class Settings:
     min_hit_tokens: int = 0
     """Hits that would save fewer tokens than this are not restored."""
     capture: CaptureMode | None = None
-    """When blocks are captured. Not given: eager with a store, lazy without."""
+    """When blocks are captured. Not given: eager with a store, and with a model that has windows
+    or recurrent layers; otherwise lazy."""
     victim_bytes: int = 256 << 20
     """Most that one step captures of the requests it preempts, on one rank."""
     leaver_bytes: int = 1 << 30
@@ -163,6 +165,9 @@ class Settings:
     """Most that one step restores at once, on one rank; what is larger is loaded in slices."""
     restore_slice_bytes: int = 32 << 20
     """Size of such a slice, on one rank: a step copies one."""
+    retention_interval: int = 8192
+    """Windows and states are kept once in so many tokens of a prefix, beside the ends of prompts
+    and answers; 0: only there. Layers of full attention keep all."""
 
     store: str | None = None
     """URL of a store behind the host cache."""

@@ -17,6 +17,7 @@ class Request(Protocol):
 
     request_id: str
     num_computed_tokens: int
+    num_prompt_tokens: int
     num_preemptions: int
     block_hashes: Sequence[BlockHash]
     kv_transfer_params: Mapping[str, Any] | None
@@ -60,7 +61,26 @@ class BlockPool(Protocol):
 class AllocatedBlocks(Protocol):
     """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's whole table."""
 
+    @property
+    def blocks(self) -> Sequence[Sequence[Block]]:
+        """The blocks of each group, by position; id 0 where there is none."""
+
     def get_block_ids(self) -> tuple[list[int], ...]: ...
+
+
+class CacheManager(Protocol):
+    """``vllm.v1.core.kv_cache_manager.KVCacheManager``: the tables of this very moment."""
+
+    block_pool: BlockPool
+
+    def get_blocks(self, request_id: str) -> AllocatedBlocks: ...
+
+
+class BlockState(Protocol):
+    """``vllm.v1.core.sched.output.KVConnectorBlockState`` (0.30 and later)."""
+
+    boundary_state_offloads: Mapping[str, Sequence[tuple[int, int, int]]]
+    """By request: group, block and tokens of each state that this step leaves at a boundary."""
 
 
 class NewRequest(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moonstep.audit.engineconfig import block_bytes
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Abort, Arrive, Reset, Step
 from moonstep.audit.shape import Shape
 from tests.scheduler.engine import Watched, open_engine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moonstep.audit.driver import random_history
-from moonstep.audit.engineconfig import block_bytes
+from moonstep.audit.groupsets import block_bytes
 from tests.scheduler.engine import open_engine
 from tests.scheduler.test_ranks import raising, suppressed
 

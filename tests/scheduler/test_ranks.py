@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moonstep.audit import connectors
-from moonstep.audit.engineconfig import block_bytes
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Arrive, Reset, Step
 from moonstep.audit.shape import Shape
 from moonstep.wire import Rows

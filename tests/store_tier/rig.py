@@ -11,6 +11,7 @@ from typing import Any
 
 from moonstep.config import Settings
 from moonstep.engine import BlockHash, Request
+from moonstep.groups import Group
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
@@ -66,10 +67,15 @@ class Rig:
     """The tier over an index of ``slots`` slots."""
 
     def __init__(
-        self, slots: int = 64, ranks: int = 1, object_blocks: int = 2, **settings: Any
+        self,
+        slots: int = 64,
+        ranks: int = 1,
+        object_blocks: int = 2,
+        groups: Sequence[Group] = GROUPS,
+        **settings: Any,
     ) -> None:
         self.clock, self.looks, self.keys = Clock(), Looks(), Keys()
-        self.index = HostIndex(1, LruPolicy())
+        self.index = HostIndex(len(groups), LruPolicy())
         self.settings = Settings(
             **{
                 "store": "memory://rig",
@@ -84,7 +90,7 @@ class Rig:
         )
         self.ranks = ranks
         self.tier = StoreTier(
-            self.settings, GROUPS[0], ranks, self.index, self.keys, self.looks, self.clock
+            self.settings, groups, ranks, self.index, self.keys, self.looks, self.clock
         )
         self._lives = count(1)
         if slots:
@@ -131,9 +137,11 @@ class Rig:
         self.looks.answer(present, -1)
         return self.fetches()
 
-    def place(self, names: Sequence[BlockHash], life: int = 0, first: int = 0) -> Placed:
+    def place(
+        self, names: Sequence[BlockHash], life: int = 0, first: int = 0, group: int = 0
+    ) -> Placed:
         """Plan captures of these blocks."""
-        columns = Columns(0)
+        columns = Columns(group)
         columns.add_run(life or next(self._lives), first, names, [0] * len(names))
         wanted = self.index.unheld(columns)
         assert len(wanted) == len(names), "somebody has them, or is about to"
@@ -141,9 +149,9 @@ class Rig:
         assert placed is not None
         return placed
 
-    def write(self, names: Sequence[BlockHash], first: int = 0) -> Placed:
+    def write(self, names: Sequence[BlockHash], first: int = 0, group: int = 0) -> Placed:
         """These blocks are in the host cache."""
-        placed = self.place(names, first=first)
+        placed = self.place(names, first=first, group=group)
         assert self.index.acknowledge(placed) == len(names)
         return placed
 

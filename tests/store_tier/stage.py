@@ -9,7 +9,8 @@ from typing import Any
 
 from moonstep.audit.connectors.moonstep import SHELF, FaultyStores
 from moonstep.audit.engine import Engine
-from moonstep.audit.engineconfig import ConnectorChoice, block_bytes
+from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Arrive
 from moonstep.audit.shape import Shape
 from moonstep.scheduler.tier import StoreTier
@@ -80,22 +81,29 @@ class Stage:
             stored = shelf.read(entry.key, touch=False)
             assert stored is not None
             name = bytes.fromhex(entry.key.rpartition("/")[2])
-            states = self.engine.clients.registry.states(name, SHAPE.block_tokens)
-            assert states is not None
-            wrong += rank.memory.block_bytes(0, states) != stored[HEADER_BYTES:]
+            named = self.engine.clients.registry.named(name)
+            assert named is not None
+            stop = named.end_tokens
+            states = named.sequence.states(stop - SHAPE.block_tokens, stop)
+            wrong += not rank.memory.holds(0, states, stored[HEADER_BYTES:])
         return wrong
 
 
 @contextmanager
 def open_stage(
-    stores: FaultyStores, slots: int, *, first_step: bool = True, **settings: Any
+    stores: FaultyStores,
+    slots: int,
+    *,
+    shape: Shape = SHAPE,
+    first_step: bool = True,
+    **settings: Any,
 ) -> Iterator[Stage]:
     """The engine; in the end all has to be as at the start."""
     facts: dict[str, Any] = {
-        "host_cache": slots * block_bytes(SHAPE),
+        "host_cache": slots * block_bytes(shape),
         "capture": "eager",
         "store": f"memory://{SHELF}",
-        "chunk_tokens": SHAPE.block_tokens,
+        "chunk_tokens": shape.block_tokens,
         "min_fetch_tokens": 1,
         "fetch_share": 1.0,
         "max_busy_share": 1.0,
@@ -103,7 +111,7 @@ def open_stage(
         "fetch_deadline_s": SOON_S,
         **settings,
     }
-    engine = Engine(SHAPE, ConnectorChoice("MoonstepConnector", facts))
+    engine = Engine(shape, ConnectorChoice("MoonstepConnector", facts))
     try:
         if first_step:
             engine.empty_step()  # the ranks tell how many slots they have

@@ -92,7 +92,7 @@ class PendingEngine:
         half = self._connector.scheduler
         half.tier = StoreTier(
             Settings(store="silent", fetch_deadline_s=_FOR_EVER_S, push="reuse"),
-            self._connector.facts.groups[0],
+            self._connector.facts.groups,
             rank_count=1,
             index=half.index,
             keyring=_OneKey(),

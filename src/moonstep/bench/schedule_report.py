@@ -11,14 +11,18 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from moonstep.bench import pending
+from moonstep.bench.joint import joint_hit_us
 from moonstep.bench.schedule import Measured, decode, lookup, measured, prompt
 
 RUNNING: Final = (64, 256, 1024, 2048, 4096)
 PROMPT_TOKENS: Final = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 SAVES_RUNNING: Final = 256
 SAVES_TOKENS: Final = 32 << 10
-PARTS: Final = ("idle", "fill", "saves", "prompt", "lookup", "pending")
+PARTS: Final = ("idle", "fill", "saves", "prompt", "lookup", "joint", "pending")
 PENDING_STEPS: Final = 100
+JOINT_TOKENS: Final = 128 << 10
+JOINT_WINDOWS: Final = 5
+JOINT_SAMPLES: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,18 @@ def cases(parts: tuple[str, ...], *, rounds: int, stock: bool) -> Iterator[Case]
     for tokens in PROMPT_TOKENS:
         if "lookup" in parts:
             yield Case(lookup(tokens), Bound(500.0) if tokens == 128 << 10 else None)
+    if "joint" in parts:
+        yield from _joint()
     if "pending" in parts:
         yield from (Case(_pending(cost), None) for cost in pending.measure(PENDING_STEPS))
+
+
+def _joint() -> Iterator[Case]:
+    """One answer over one group of full attention and five of windows."""
+    for gone in (False, True):
+        times = joint_hit_us(JOINT_TOKENS, JOINT_WINDOWS, JOINT_SAMPLES, gone=gone)
+        case = f"joint hit {JOINT_TOKENS:,}, 6 groups" + (", a window gone" if gone else "")
+        yield Case([measured(case, "Moonstep", times)], Bound(1000.0))
 
 
 def _pending(cost: pending.PendingCost) -> list[Measured]:

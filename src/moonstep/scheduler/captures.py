@@ -7,11 +7,11 @@ witnesses of the second law before it gets a slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from moonstep.config import CaptureMode
-from moonstep.groups import Group
+from moonstep.config import CaptureMode, Settings
+from moonstep.groups import Group, GroupKind, alignment_tokens, block_names
 from moonstep.scheduler.columns import BlockKey, Columns, group_of_key
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import Going, LookAhead
@@ -33,7 +33,10 @@ class Capture:
 
 
 class CapturePlanner:
-    """Collects the captures of one step at a time. Scheduler thread only."""
+    """Collects the captures of one step at a time. Scheduler thread only.
+
+    Fills and victims are blocks of full attention; windows and states have a planner of their own.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,12 @@ class CapturePlanner:
         lookahead: LookAhead,
         stats: SchedulerStats,
     ) -> None:
-        self._groups = tuple(groups)
+        self._groups = {group.index: group for group in groups}
+        self._dense = [g for g in groups if g.kind is GroupKind.FULL_ATTENTION]
+        # With windows or states the engine may hold a block and yet be unable to resume there.
+        self._engine_resumes = len(self._dense) == len(groups)
+        # Beyond the last boundary the engine names nothing, and no hit could use it.
+        self._align_tokens = alignment_tokens(groups)
         self._index = index
         self._witness = witness
         self._lookahead = lookahead
@@ -60,7 +68,7 @@ class CapturePlanner:
 
         Before the ranks have reported their slots, the same blocks are looked at again next time.
         """
-        for group in self._groups:
+        for group in self._dense:
             columns = self._filled(trackers, group)
             if not columns:
                 continue
@@ -73,7 +81,7 @@ class CapturePlanner:
                 vouched = columns.only(agreed)
                 self._stats.unvouched_blocks += len(columns) - len(vouched)
                 columns = vouched
-            self._capture(self._index.unheld(columns), engine_keeps=True)
+            self._capture(self._index.unheld(columns), engine_keeps=self._engine_resumes)
 
     def victims(self, trackers: Sequence[RequestTracker], budget_bytes: int) -> None:
         """Capture what preempted lives had computed, head first, as far as it is still intact.
@@ -81,7 +89,7 @@ class CapturePlanner:
         The engine freed their blocks in this very step; most still carry name and content.
         """
         for tracker in trackers:
-            for group in self._groups:
+            for group in self._dense:
                 columns = _computed(tracker, group)
                 vouched = columns.only(map(self._witness.vouches, columns.blocks, columns.keys()))
                 wanted = self._index.unheld(vouched)
@@ -107,14 +115,15 @@ class CapturePlanner:
         if not self._index.slot_count:
             return
         going = self._lookahead.next_to_go()
-        for group, (blocks, keys) in _by_group(going, len(self._groups)).items():
-            computed = self._witness.computed(group, blocks, keys)
+        for index, (blocks, keys) in _by_group(going, self._groups).items():
+            block_bytes = self._groups[index].block_bytes
+            computed = self._witness.computed(index, blocks, keys)
             wanted = self._index.unheld(computed)
-            room = budget_bytes // self._groups[group].block_bytes
+            room = budget_bytes // block_bytes
             if len(wanted) > room:
                 self._lookahead.look_again(wanted.blocks[room:])
                 wanted = wanted.part(0, room)
-            budget_bytes -= len(wanted) * self._groups[group].block_bytes
+            budget_bytes -= len(wanted) * block_bytes
             if len(wanted) > self._index.free_count:
                 wanted = wanted.by_depth()
             self._capture(wanted, engine_keeps=False)
@@ -122,20 +131,23 @@ class CapturePlanner:
     def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
         """The blocks that became whole since each life was last looked at."""
         columns = Columns(group.index)
-        index, block_tokens = group.index, group.block_tokens
+        index, units, align_tokens = group.index, group.units, self._align_tokens
+        align_blocks = align_tokens // group.block_tokens
         is_sized = self._index.slot_count > 0
         add = columns.add
         for tracker in trackers:
-            names = tracker.request.block_hashes
+            hashes = tracker.request.block_hashes
             first = tracker.next_block[index]
-            stop = min(tracker.token_len // block_tokens, len(names))
+            named_tokens = min(tracker.token_len, len(hashes) * group.hash_tokens)
+            stop = named_tokens // align_tokens * align_blocks
             if stop <= first:
                 continue
             table = tracker.tables.by_group[index]
             if stop == first + 1:
-                add(tracker.life, first, names[first], table[first])
+                add(tracker.life, first, hashes[stop * units - 1], table[first])
             else:
-                columns.add_run(tracker.life, first, names[first:stop], table[first:stop])
+                names = block_names(hashes, group, first, stop)
+                columns.add_run(tracker.life, first, names, table[first:stop])
             if is_sized:
                 tracker.next_block[index] = stop
         return columns
@@ -150,14 +162,14 @@ class CapturePlanner:
 
 
 def _by_group(
-    going: Going, group_count: int
+    going: Going, groups: Collection[int]
 ) -> Mapping[int, tuple[Sequence[int], Sequence[BlockKey]]]:
-    """Blocks and their keys, by the group that the keys name."""
-    if group_count == 1:
-        return {0: (going.blocks, going.keys)}
-    by_group: dict[int, tuple[list[int], list[BlockKey]]] = {}
+    """Blocks and their keys, by the one of ``groups`` that the keys name."""
+    if len(groups) == 1:
+        return dict.fromkeys(groups, (going.blocks, going.keys))
+    by_group: dict[int, tuple[list[int], list[BlockKey]]] = {g: ([], []) for g in groups}
     for block, key in zip(going.blocks, going.keys, strict=True):
-        blocks, keys = by_group.setdefault(group_of_key(key), ([], []))
+        blocks, keys = by_group[group_of_key(key)]
         blocks.append(block)
         keys.append(key)
     return by_group
@@ -166,8 +178,16 @@ def _by_group(
 def _computed(tracker: RequestTracker, group: Group) -> Columns:
     """All blocks a life has had whole, from its first."""
     columns = Columns(group.index)
-    names = tracker.request.block_hashes
-    stop = min(tracker.next_block[group.index], len(names))
+    names = block_names(tracker.request.block_hashes, group, 0, tracker.next_block[group.index])
     table = tracker.tables.by_group[group.index]
-    columns.add_run(tracker.life, 0, names[:stop], table[:stop])
+    columns.add_run(tracker.life, 0, names, table[: len(names)])
     return columns
+
+
+def capture_mode(settings: Settings, groups: Sequence[Group]) -> CaptureMode:
+    """Eager beside windows and states, unless the user says otherwise.
+
+    A block that the engine still holds comes back from nowhere if its window has gone.
+    """
+    is_dense = all(group.kind is GroupKind.FULL_ATTENTION for group in groups)
+    return settings.capture_mode if is_dense or settings.capture else CaptureMode.EAGER

@@ -7,19 +7,19 @@ has come. One look and one plan a request: what failed is not asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from moonstep.engine import BlockHash, Request
-from moonstep.groups import last_boundary_tokens
+from moonstep.groups import block_names
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import OpenJob
-from moonstep.scheduler.objects import ObjectNames, ObjectShape, objects_of
+from moonstep.scheduler.objects import ObjectPlan, ObjectShape, WantedObject, all_of, objects_of
 from moonstep.scheduler.slots import Placed
 from moonstep.wire import SCRATCH, StoredObject
 
@@ -45,19 +45,31 @@ class FetchState(Enum):
     OVER = "over"
 
 
+Mark = tuple[int, BlockHash]
+"""Group and name of a block."""
+
+
 @dataclass(slots=True)
 class Arrival:
     """A request that has arrived and was not admitted yet."""
 
     request: Request
     deadline_s: float
-    first: int
+    first: list[int]
+    """By group of full attention, how many of its objects the host cache has, from the first."""
     state: FetchState = FetchState.LOOKING
-    present: int = 0
-    """Objects of its prefix that the host cache or the store has, from the first."""
+    boundaries: list[int] = field(default_factory=list)
+    """Up to where host cache and store together have all that a resume reads, highest first."""
     jobs: set[int] = field(default_factory=set)
     held: list[int] = field(default_factory=list)
     """Slots that came for it, pinned until it is admitted."""
+
+
+class Look(NamedTuple):
+    """What was asked of the store for an arrival."""
+
+    arrival: Arrival
+    asked: list[WantedObject]
 
 
 class Fetched(NamedTuple):
@@ -82,23 +94,23 @@ class FetchCounts:
 class FetchPlanner:
     """Arrivals and what is being brought for them. Scheduler thread only."""
 
-    def __init__(self, index: HostIndex, shape: ObjectShape, min_tokens: int) -> None:
+    def __init__(self, index: HostIndex, objects: ObjectPlan, min_tokens: int) -> None:
         self.counts = FetchCounts()
         self.arrivals: dict[str, Arrival] = {}  # Invariant: oldest first
         self._index = index
-        self._shape = shape
+        self._objects = objects
         self._min_tokens = min_tokens
         self._ticket_count = 0
-        self._looks: dict[int, Arrival] = {}
-        self._job_of: dict[BlockHash, int] = {}
-        self._stuck: dict[BlockHash, int] = {}  # by jobs that were abandoned and hang still
+        self._looks: dict[int, Look] = {}
+        self._job_of: dict[Mark, int] = {}
+        self._stuck: dict[Mark, int] = {}  # by jobs that were abandoned and hang still
         self._known: dict[str, Request] = {}
         self._failed: set[str] = set()  # Invariant: all of them known
         self._held_slots = 0
 
     def arrive(
         self, request: Request, now_s: float, deadline_s: float
-    ) -> tuple[int, list[ObjectNames]] | None:
+    ) -> tuple[int, list[WantedObject]] | None:
         """Begin to look for a request's prefix: the ticket, and the objects to be asked for.
 
         ``None`` if there is nothing to ask for, if a fetch for this request has failed before, or
@@ -109,76 +121,148 @@ class FetchPlanner:
             self._failed.discard(request.request_id)
         if request.request_id in self._failed or self._is_overdue(now_s):
             return None
-        shape, hashes = self._shape, request.block_hashes
-        boundary = last_boundary_tokens(request.num_tokens, shape.group.block_tokens)
-        stop = boundary // shape.tokens
-        blocks = min(boundary // shape.group.block_tokens, len(hashes))
-        written = self._index.written_run(shape.group.index, hashes, 0, blocks)
-        first = written // shape.blocks
-        objects = objects_of(shape, hashes, first, stop)
-        if not objects or len(objects) * shape.tokens < self._min_tokens:
+        stop_tokens = self._stop_tokens(request)
+        arrival = Arrival(request, deadline_s, [])
+        asked: list[WantedObject] = []
+        for shape in self._objects.dense:
+            first = self._objects_here(shape, request, stop_tokens)
+            arrival.first.append(first)
+            stop = stop_tokens // shape.tokens
+            asked += all_of(shape, objects_of(shape, request.block_hashes, first, stop))
+        for boundary in range(
+            self._objects.unit_tokens, stop_tokens + 1, self._objects.unit_tokens
+        ):
+            here = self._objects.at(request.block_hashes, boundary)
+            asked += [each for each in here if not self._has_all(each)]
+        tokens = stop_tokens - self._least_here(arrival)
+        if not asked or tokens < self._min_tokens:
             return None
         self._ticket_count += 1
-        arrival = Arrival(request, deadline_s, first)
-        self._looks[self._ticket_count] = arrival
+        self._looks[self._ticket_count] = Look(arrival, asked)
         self.arrivals[request.request_id] = arrival
         self.counts.looks += 1
-        return self._ticket_count, objects
+        return self._ticket_count, asked
 
-    def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> list[BlockHash]:
-        """The store has answered: an object counts if every rank's part of it is there.
+    def found(
+        self, ticket: int, present: Sequence[bool], parts_of: Callable[[int], int]
+    ) -> list[Mark]:
+        """The store has answered: an object counts if every part of it is there.
 
-        The names of the objects that the store does not have.
+        ``parts_of`` says how many keys one object of a group has. The objects that the store does
+        not have.
         """
-        arrival = self._looks.pop(ticket, None)
-        if arrival is None or arrival.state is not FetchState.LOOKING:
+        look = self._looks.pop(ticket, None)
+        if look is None or look.arrival.state is not FetchState.LOOKING:
             return []
-        whole = [
-            all(present[at : at + rank_count])
-            for at in range(0, len(present) - rank_count + 1, rank_count)
-        ]
-        run = (*whole, False).index(False)
-        arrival.present = arrival.first + run
-        if run > 0 and run * self._shape.tokens >= self._min_tokens:
+        arrival, at = look.arrival, 0
+        there: set[Mark] = set()
+        missing: list[Mark] = []
+        for each in look.asked:
+            count = parts_of(each.shape.group.index)
+            parts = present[at : at + count]
+            if len(parts) < count:
+                break  # what is not said is not there, and not known to be missing either
+            at += count
+            if all(parts):
+                there.add(each.mark)
+            else:
+                missing.append(each.mark)
+        arrival.boundaries = self._within_reach(arrival, there)
+        gain = max(arrival.boundaries, default=0) - self._least_here(arrival)
+        if gain > 0 and gain >= self._min_tokens:
             arrival.state = FetchState.FOUND
         else:
             self.end(arrival)
-        asked = objects_of(
-            self._shape,
-            arrival.request.block_hashes,
-            arrival.first,
-            arrival.first + len(whole),
-        )
-        return [each.name for each, there in zip(asked, whole, strict=False) if not there]
+        return missing
 
-    def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[ObjectNames, Columns]]:
+    def _stop_tokens(self, request: Request) -> int:
+        """The highest boundary that a store's hit can end at. The last token is computed."""
+        hashed_tokens = len(request.block_hashes) * self._objects.hash_tokens
+        return self._objects.below(min(request.num_tokens - 1, hashed_tokens))
+
+    def _objects_here(self, shape: ObjectShape, request: Request, stop_tokens: int) -> int:
+        """How many of a prefix's objects the host cache has, from the first."""
+        group = shape.group
+        names = block_names(request.block_hashes, group, 0, stop_tokens // group.block_tokens)
+        return self._index.written_run(group.index, names, 0, len(names)) // shape.blocks
+
+    def _has_all(self, each: WantedObject) -> bool:
+        return self._index.has_written(each.shape.group.index, each.names.names)
+
+    def _least_here(self, arrival: Arrival) -> int:
+        """Tokens from which on something has to be fetched."""
+        if self._objects.sparse:
+            return 0
+        rows = zip(self._objects.dense, arrival.first, strict=True)
+        return min(shape.tokens * first for shape, first in rows)
+
+    def _within_reach(self, arrival: Arrival, there: set[Mark]) -> list[int]:
+        """Boundaries that can be resumed at once what is ``there`` has come, highest first."""
+        hashes, unit = arrival.request.block_hashes, self._objects.unit_tokens
+        reach = self._stop_tokens(arrival.request)
+        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
+            objects = all_of(shape, objects_of(shape, hashes, first, reach // shape.tokens))
+            run = ([each.mark in there for each in objects] + [False]).index(False)
+            reach = min(reach, (first + run) * shape.tokens)
+        reach = self._objects.below(reach)
+        if not self._objects.sparse:
+            return [reach] if reach else []
+        return [
+            boundary
+            for boundary in range(reach, 0, -unit)
+            if all(
+                each.mark in there or self._has_all(each)
+                for each in self._objects.at(hashes, boundary)
+            )
+        ]
+
+    def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[WantedObject, Columns]]:
         """Objects to be fetched for an arrival, each with the blocks that have no slot yet.
 
-        Head first, up to so many slots. What another job is bringing is waited for, not asked for;
-        what an abandoned job may still bring is neither, and so is all behind it.
+        Head first, up to so many slots; where there are windows or states, all that one boundary
+        needs, or nothing. What another job is bringing is waited for, not asked for; what an
+        abandoned job may still bring is neither, and so is all behind it.
         """
-        shape = self._shape
-        group = shape.group.index
-        wanted: list[tuple[ObjectNames, Columns]] = []
-        hashes = arrival.request.block_hashes
-        for each in objects_of(shape, hashes, arrival.first, arrival.present):
-            if not self._stuck.keys().isdisjoint(each.names):
-                break
+        for boundary in arrival.boundaries:
+            wanted, jobs, is_whole = self._missing(arrival, boundary, most_slots)
+            if is_whole or not self._objects.sparse:
+                arrival.jobs |= jobs
+                return wanted
+        return []
+
+    def _missing(
+        self, arrival: Arrival, boundary: int, most_slots: int
+    ) -> tuple[list[tuple[WantedObject, Columns]], set[int], bool]:
+        """What lacks for a boundary, the jobs that bring some of it, and whether that is all."""
+        wanted: list[tuple[WantedObject, Columns]] = []
+        jobs: set[int] = set()
+        for each in self._up_to(arrival, boundary):
+            group = each.shape.group.index
+            marks = [(group, name) for name in each.names.names]
+            if not self._stuck.keys().isdisjoint(marks):
+                return wanted, jobs, False
             columns = Columns(group)
-            for at, name in enumerate(each.names):
-                if name in self._job_of:
-                    arrival.jobs.add(self._job_of[name])
-                elif not self._index.holds(group, name):
-                    columns.add(0, each.number * shape.blocks + at, name, 0)
+            for at, mark in enumerate(marks):
+                if mark in self._job_of:
+                    jobs.add(self._job_of[mark])
+                elif not self._index.holds(*mark):
+                    columns.add(0, each.names.first + at, mark[1], 0)
+            most_slots -= len(columns)
+            if most_slots < 0:
+                return wanted, jobs, False
             if columns:
-                most_slots -= len(columns)
-                if most_slots < 0:
-                    break
                 wanted.append((each, columns))
-        return wanted
+        return wanted, jobs, True
+
+    def _up_to(self, arrival: Arrival, boundary: int) -> Iterator[WantedObject]:
+        """All objects that a resume at ``boundary`` reads and the host cache had not at first."""
+        hashes = arrival.request.block_hashes
+        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
+            yield from all_of(shape, objects_of(shape, hashes, first, boundary // shape.tokens))
+        yield from self._objects.at(hashes, boundary)
 
     def place(
-        self, life: int, wanted: Sequence[tuple[ObjectNames, Columns]]
+        self, life: int, wanted: Sequence[tuple[WantedObject, Columns]]
     ) -> list[tuple[StoredObject, Placed]]:
         """Slots for whole objects, head first, as far as there is room."""
         placed_objects: list[tuple[StoredObject, Placed]] = []
@@ -191,8 +275,9 @@ class FetchPlanner:
                 self._index.abandon(placed)
                 break
             slot_of = dict(zip(placed.columns.names, placed.slots, strict=True))
-            slots = tuple(slot_of.get(name, SCRATCH) for name in each.names)
-            stored = StoredObject(columns.group, each.name, each.parent, slots, placed.generation)
+            names = each.names
+            slots = tuple(slot_of.get(name, SCRATCH) for name in names.names)
+            stored = StoredObject(columns.group, names.name, names.parent, slots, placed.generation)
             placed_objects.append((stored, placed))
         return placed_objects
 
@@ -201,25 +286,24 @@ class FetchPlanner:
         arrival.jobs.add(number)
         self.counts.started_objects += len(parts)
         for part in parts:
-            for name in part.columns.names:
-                self._job_of[name] = number
+            self._job_of.update(dict.fromkeys(_marks(part), number))
 
-    def ended(self, entry: OpenJob[Fetched]) -> list[BlockHash]:
-        """A fetch came back from every rank; the names of objects that did not come.
+    def ended(self, entry: OpenJob[Fetched]) -> list[Mark]:
+        """A fetch came back from every rank; the objects that did not come.
 
         What came may be promised, and is pinned for its request while that waits.
         """
         number, arrival = entry.job.number, entry.detail.arrival
         request_id = arrival.request.request_id
-        missing: list[BlockHash] = []
+        missing: list[Mark] = []
         parts = zip(entry.job.objects, entry.detail.parts, entry.done, strict=True)
         for stored, part, done in parts:
-            _forget_all(self._job_of, part.columns.names, number)
-            _forget_all(self._stuck, part.columns.names, number)
+            _forget_all(self._job_of, _marks(part), number)
+            _forget_all(self._stuck, _marks(part), number)
             if not done:
                 self._index.abandon(part)
                 self.counts.missed_objects += 1
-                missing.append(stored.name)
+                missing.append((stored.group, stored.name))
                 if self._known.get(request_id) is arrival.request:
                     self._failed.add(request_id)
                 continue
@@ -240,10 +324,10 @@ class FetchPlanner:
         number = entry.job.number
         self.counts.abandoned_jobs += 1
         for part in entry.detail.parts:
-            for name in part.columns.names:
-                if self._job_of.get(name) == number:
-                    del self._job_of[name]
-                    self._stuck[name] = number
+            for mark in _marks(part):
+                if self._job_of.get(mark) == number:
+                    del self._job_of[mark]
+                    self._stuck[mark] = number
             self._index.disown(part)
         self._job_over(number)
 
@@ -283,7 +367,7 @@ class FetchPlanner:
 
     def _is_overdue(self, now_s: float) -> bool:
         """Whether the oldest look should have been answered by now."""
-        return any(look.deadline_s <= now_s for look in islice(self._looks.values(), 1))
+        return any(look.arrival.deadline_s <= now_s for look in islice(self._looks.values(), 1))
 
     def _job_over(self, number: int) -> None:
         for arrival in list(self.arrivals.values()):
@@ -292,15 +376,21 @@ class FetchPlanner:
                 self.end(arrival)
 
 
-def _forget_all(job_of: dict[BlockHash, int], names: Sequence[BlockHash], number: int) -> None:
-    """Forget these names as far as they are this job's."""
-    for name in names:
-        if job_of.get(name) == number:
-            del job_of[name]
+def _marks(part: Placed) -> list[Mark]:
+    return [(part.columns.group, name) for name in part.columns.names]
 
 
-def keys_asked(
-    keys: KeyMaker, rank_count: int, group: int, objects: Sequence[ObjectNames]
-) -> list[Key]:
+def _forget_all(job_of: dict[Mark, int], marks: Sequence[Mark], number: int) -> None:
+    """Forget these blocks as far as they are this job's."""
+    for mark in marks:
+        if job_of.get(mark) == number:
+            del job_of[mark]
+
+
+def keys_asked(keys: KeyMaker, rank_count: int, asked: Sequence[WantedObject]) -> list[Key]:
     """Every rank's key of every object: all ranks of the first object, then of the next."""
-    return [keys.key(group, rank, each.name) for each in objects for rank in range(rank_count)]
+    return [
+        keys.key(each.shape.group.index, rank, each.names.name)
+        for each in asked
+        for rank in range(rank_count)
+    ]

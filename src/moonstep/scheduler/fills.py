@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moonstep.groups import Group
+from moonstep.groups import Group, alignment_tokens
 from moonstep.scheduler.tracker import RequestTracker
 from moonstep.scheduler.wheel import Wheel, steps_to_fill
 
@@ -12,11 +12,13 @@ from moonstep.scheduler.wheel import Wheel, steps_to_fill
 class FillClock:
     """A wheel of lives, each entered under the step in which it can next fill a block.
 
+    Of blocks of several lengths none counts before all groups come to a boundary.
     ``tokens_per_decode`` is the most tokens that a decode settles in one step.
     """
 
     def __init__(self, groups: Sequence[Group], tokens_per_decode: int) -> None:
-        self._first, *self._others = groups
+        self._first = groups[0]
+        self._align_blocks = alignment_tokens(groups) // self._first.block_tokens
         self._tokens_per_decode = tokens_per_decode
         self._wheel: Wheel[RequestTracker] = Wheel()
 
@@ -49,13 +51,12 @@ class FillClock:
 
     def enter_again(self, running: Sequence[RequestTracker], step: int) -> None:
         """Enter lives that were looked at in ``step`` under their next one."""
-        first, others, enter = self._first, self._others, self._wheel.enter
+        first, align_blocks, enter = self._first, self._align_blocks, self._wheel.enter
         for tracker in running:
             steps = 1
             if not tracker.is_prefilling:
-                next_block = tracker.next_block
-                boundary = (next_block[first.index] + 1) * first.block_tokens
-                for group in others:
-                    boundary = min(boundary, (next_block[group.index] + 1) * group.block_tokens)
-                steps = steps_to_fill(boundary - tracker.token_len, self._tokens_per_decode)
+                # All groups come to a boundary at once.
+                stop = (tracker.next_block[first.index] // align_blocks + 1) * align_blocks
+                missing_tokens = stop * first.block_tokens - tracker.token_len
+                steps = steps_to_fill(missing_tokens, self._tokens_per_decode)
             enter(tracker, step + steps)

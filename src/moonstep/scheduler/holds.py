@@ -1,5 +1,7 @@
 """What a request leaves at its end and the engine would forget at once.
 
+Of a window only what its last boundary needs; where there are states, they decide, and come named.
+
 Under async scheduling a request's last full block can end without a name: its hash comes with the
 very output that ends the request. The engine then frees the block as worthless. It is held by one
 reference until the next step has planned its capture.
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from moonstep.engine import Block, BlockPool
-from moonstep.groups import Group
+from moonstep.groups import Group, GroupKind, alignment_tokens, block_names, hit_blocks
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.tracker import RequestTracker
 
@@ -25,7 +27,10 @@ class Holds:
     """References to blocks of the engine, from one ``request_finished`` to the next plan."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = tuple(groups)
+        has_states = any(g.kind is GroupKind.RECURRENT_STATE for g in groups)
+        without = (GroupKind.RECURRENT_STATE, *((GroupKind.SLIDING_WINDOW,) * has_states))
+        self._groups = [g for g in groups if g.kind not in without]
+        self._align_tokens = alignment_tokens(groups)
         self._pool: BlockPool | None = None
         self._holds: list[_Hold] = []
         self._outdated = False
@@ -50,16 +55,21 @@ class Holds:
             return
         request = tracker.request
         token_len = min(request.num_computed_tokens, request.num_tokens)
+        end_tokens = token_len // self._align_tokens * self._align_tokens
         for group in self._groups:
-            first = tracker.next_block[group.index]
-            stop = min(token_len // group.block_tokens, len(request.block_hashes))
+            first, stop = tracker.next_block[group.index], end_tokens // group.block_tokens
+            if group.kind is GroupKind.SLIDING_WINDOW:
+                first = max(first, hit_blocks(group, end_tokens).start)
+            names = block_names(request.block_hashes, group, first, stop)
+            stop = first + len(names)
             table = tracker.tables.by_group[group.index]
             if not first < stop <= len(table):
                 continue
             columns = Columns(group.index)
-            names = request.block_hashes[first:stop]
             columns.add_run(tracker.life, first, names, table[first:stop])
             blocks = [self._pool.blocks[block] for block in table[first:stop]]
+            if not all(block.block_id and block.ref_cnt for block in blocks):
+                continue  # a window has left them behind
             self._pool.touch(blocks)
             self._holds.append(_Hold(columns, blocks))
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonstep.engine import BlockHash
+from moonstep.scheduler.checks import check_index
 from moonstep.scheduler.columns import (
     BlockKey,
     Columns,
@@ -25,21 +26,30 @@ from moonstep.scheduler.columns import (
 )
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.scheduler.slots import IndexCounts, Placed, SlotState
+from moonstep.scheduler.slots import AT_ONCE, IndexCounts, Placed, SlotState
 
 
 class HostIndex:
     """Names of blocks to slots, for every group. Scheduler thread only; moves slots only in a step.
 
     It has no slots until ``resize`` was called, so nothing is planned or found before that.
+
+    ``strides`` are, where the groups' blocks differ in length, how many steps of depth one block of
+    each group is, so that blocks of all groups stand in one order of depth on their chain.
     """
 
     def __init__(
-        self, group_count: int, policy: EvictionPolicy, residency: Residency | None = None
+        self,
+        group_count: int,
+        policy: EvictionPolicy,
+        residency: Residency | None = None,
+        strides: Sequence[int] = (),
     ) -> None:
         self.counts = IndexCounts()
         self.residency = residency or Residency()
         self._policy = policy
+        self._strides = tuple(strides) or (1,) * group_count
+        self._passing: set[int] = set()
         # Every written slot stands here under its name, and every planned one but the nameless.
         self._slot_of: list[dict[BlockHash, int]] = [{} for _ in range(group_count)]
         # By slot. Invariant: a slot that is not free has a name; a free one has none.
@@ -93,15 +103,25 @@ class HostIndex:
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
         """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
         slot_of = self._slot_of[group]
-        for position in range(start, stop):
-            if names[position] not in slot_of:
-                stop = position
+        for first in range(start, stop, AT_ONCE):
+            held = list(map(slot_of.__contains__, names[first : min(first + AT_ONCE, stop)]))
+            if False in held:
+                stop = first + held.index(False)
                 break
         if not self._planned_count:
             return stop - start
         slots = [slot_of[name] for name in names[start:stop]]
         unwritten = np.flatnonzero(self._states[slots] != SlotState.WRITTEN)
         return int(unwritten[0]) if len(unwritten) else stop - start
+
+    def which_held(self, group: int, names: Iterable[BlockHash]) -> Iterable[bool]:
+        """For each of these blocks, whether a slot has it or is about to."""
+        return map(self._slot_of[group].__contains__, names)
+
+    def which_written(self, group: int, names: Iterable[BlockHash]) -> list[bool]:
+        """For each of these blocks, whether it can be promised."""
+        state, slots = self._state, map(self._slot_of[group].get, names)
+        return [slot is not None and state[slot] == SlotState.WRITTEN for slot in slots]
 
     def written(self, group: int) -> dict[BlockHash, int]:
         """The slots of all blocks that can be promised, by name. A copy, for tests and audits."""
@@ -115,8 +135,7 @@ class HostIndex:
 
     def has_written(self, group: int, names: Iterable[BlockHash]) -> bool:
         """Whether all of these blocks can be promised."""
-        state, slots = self._state, map(self._slot_of[group].get, names)
-        return all(slot is not None and state[slot] == SlotState.WRITTEN for slot in slots)
+        return all(self.which_written(group, names))
 
     def unheld(self, columns: Columns) -> Columns:
         """The rows whose block no slot has or is about to have, each name once."""
@@ -162,7 +181,7 @@ class HostIndex:
         self._name[at] = np.fromiter(names, object, len(names))
         self._slot_of[group].update(zip(names, slots, strict=True))
         self._planned_count += len(slots)
-        self._policy.add(columns.lives, columns.depths, slots)
+        self._policy.add(columns.lives, self._depths(group, columns.depths), slots)
         return Placed(columns, slots, self._generation_count)
 
     def acknowledge(self, placed: Placed) -> int:
@@ -195,21 +214,48 @@ class HostIndex:
         self._release(placed.slots)
 
     def use(
-        self, chain: int, group: int, names: Sequence[BlockHash], blocks: Sequence[int]
+        self,
+        chain: int,
+        group: int,
+        names: Sequence[BlockHash],
+        blocks: Sequence[int],
+        positions: Sequence[int] | None = None,
     ) -> None:
-        """``chain`` begins with these blocks, head first, as far as they are written.
+        """``chain`` goes through these blocks, head first, as far as they are written.
 
-        ``blocks`` are those of the engine that hold the first of them already.
+        They are the first of its blocks, or those at ``positions``. ``blocks`` are the engine's
+        that hold the first of all its blocks already (0: none does).
         """
-        state, slots = self._state, list(map(self._slot_of[group].get, names))
+        state, slots = self._state, map(self._slot_of[group].get, names)
+        at = range(len(names)) if positions is None else positions
         used = [
             (depth, slot)
-            for depth, slot in enumerate(slots)
+            for depth, slot in zip(at, slots, strict=True)
             if slot is not None and state[slot] == SlotState.WRITTEN
         ]
-        self._policy.use(chain, [depth for depth, _ in used], [slot for _, slot in used])
-        there = [(slot, blocks[depth]) for depth, slot in used if depth < len(blocks)]
+        mine = [slot for _, slot in used]
+        self._policy.use(chain, self._depths(group, [depth for depth, _ in used]), mine)
+        if self._passing:
+            self._passing.difference_update(mine)
+        there = [(s, blocks[depth]) for depth, s in used if depth < len(blocks) and blocks[depth]]
         self.residency.note([slot for slot, _ in there], [block for _, block in there])
+
+    def pass_by(self, slots: Iterable[int]) -> None:
+        """What these slots were planned for is kept until ``give_up``, unless someone wants it."""
+        self._passing.update(slots)
+
+    def keep(self, group: int, names: Iterable[BlockHash]) -> None:
+        """Whoever keeps these blocks in passing has to keep them from now on."""
+        if self._passing:
+            self._passing.difference_update(map(self._slot_of[group].get, names))
+
+    def give_up(self, group: int, names: Iterable[BlockHash]) -> None:
+        """Free the slots of these blocks as far as they are written and kept in passing.
+
+        One that is pinned, or still on its way, stays, and leaves like any other.
+        """
+        slots = self._passing.intersection(map(self._slot_of[group].get, names))
+        self._release([slot for slot in slots if self._may_leave([slot])[0]])
 
     def pin(self, slots: Iterable[int]) -> None:
         """Keep these written slots as they are until ``unpin``; pins count."""
@@ -243,24 +289,7 @@ class HostIndex:
 
     def check(self) -> None:
         """Raise AssertionError unless states, names, pins and free slots add up."""
-        states = list(self._state)
-        assert sorted(self._free) == [s for s, st in enumerate(states) if st == SlotState.FREE]
-        named: set[int] = set()
-        for group, slot_of in enumerate(self._slot_of):
-            for name, slot in slot_of.items():
-                assert states[slot] in (SlotState.PLANNED, SlotState.WRITTEN), (slot, states[slot])
-                assert (self._name[slot], self._group[slot]) == (name, group), slot
-                named.add(slot)
-        for slot, state in enumerate(states):
-            assert (self._name[slot] is None) == (state == SlotState.FREE), slot
-            assert state != SlotState.WRITTEN or slot in named, slot
-            nameless = state == SlotState.PLANNED and slot not in named
-            assert nameless == (slot in self._nameless), slot
-        assert self._planned_count == states.count(SlotState.PLANNED)
-        for slot, pins in self._pins.items():
-            assert pins > 0, slot
-            assert states[slot] in (SlotState.WRITTEN, SlotState.DOOMED), slot
-        assert states.count(SlotState.DOOMED) <= len(self._pins), "doomed without a pin"
+        check_index(self)
 
     def _take_free(self, count: int) -> list[int]:
         free = self._free
@@ -277,7 +306,8 @@ class HostIndex:
             return columns, self._take_free(len(columns))
         slots: list[int] = []
         wanted: list[bool] = []
-        for life, depth in zip(columns.lives, columns.depths, strict=True):
+        depths = self._depths(columns.group, columns.depths)
+        for life, depth in zip(columns.lives, depths, strict=True):
             slot = self._free.pop() if self._free else self._evict_own(life, depth)
             wanted.append(slot is not None)
             if slot is not None:
@@ -306,6 +336,11 @@ class HostIndex:
         self.counts.evicted += 1
         self._release([victim])
         return self._free.pop()
+
+    def _depths(self, group: int, positions: list[int]) -> list[int]:
+        """Where blocks at these positions end, in steps of depth."""
+        stride = self._strides[group]
+        return positions if stride == 1 else [(at + 1) * stride - 1 for at in positions]
 
     def _may_leave(self, slots: Sequence[int]) -> list[bool]:
         state, pins = self._state, self._pins
@@ -355,6 +390,8 @@ class HostIndex:
         if self._nameless:
             for slot in slots:
                 self._nameless.pop(slot, None)
+        if self._passing:
+            self._passing.difference_update(slots)
         self._planned_count -= int(np.count_nonzero(self._states[at] == SlotState.PLANNED))
         self._states[at] = SlotState.FREE
         self._name[at] = None

@@ -48,7 +48,9 @@ class Lives:
         """Begin a life on these tables and no others; one under the same id must have ended."""
         if request.request_id in self.by_id:
             raise RuntimeError(f"request {request.request_id} has a life already")
-        computed = [num_computed_tokens // group.block_tokens for group in self._groups]
+        computed = [0] * (self._groups[-1].index + 1)  # groups that keep nothing have no number
+        for group in self._groups:
+            computed[group.index] = num_computed_tokens // group.block_tokens
         tables = BlockTables(block_ids)
         tracker = RequestTracker(self.new_number(), request, tables, computed, saves=saves)
         self.by_id[request.request_id] = tracker

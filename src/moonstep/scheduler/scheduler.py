@@ -6,14 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from moonstep.config import CaptureMode, Settings
-from moonstep.engine import (
-    AllocatedBlocks,
-    BlockPool,
-    Request,
-    SchedulerOutput,
-)
+from moonstep.engine import AllocatedBlocks, BlockPool, CacheManager, Request, SchedulerOutput
 from moonstep.groups import Group
-from moonstep.scheduler.captures import Capture, CapturePlanner
+from moonstep.scheduler.boundaries import Boundaries
+from moonstep.scheduler.captures import Capture, CapturePlanner, capture_mode
+from moonstep.scheduler.checks import check_scheduler
 from moonstep.scheduler.fills import FillClock
 from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
@@ -21,13 +18,16 @@ from moonstep.scheduler.ledger import CaptureLedger
 from moonstep.scheduler.lives import Lives, changes_nothing, starts_of
 from moonstep.scheduler.loads import LoadQueue
 from moonstep.scheduler.lookahead import LookAhead
-from moonstep.scheduler.lookup import host_hit_tokens
+from moonstep.scheduler.notier import NoTier
+from moonstep.scheduler.objects import ObjectPlan
 from moonstep.scheduler.options import options_of, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
+from moonstep.scheduler.promises import Promises
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.restores import restores_of
+from moonstep.scheduler.sparse import SparsePlanner
 from moonstep.scheduler.stats import SchedulerStats
-from moonstep.scheduler.tier import NoTier, Tier, TierMaker
+from moonstep.scheduler.tier import Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
 from moonstep.scheduler.witness import Witness
 from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
@@ -58,17 +58,22 @@ class MooncakeStoreScheduler:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
         residency = Residency(self._lookahead.passed_on)
-        self.index = HostIndex(len(groups), LruPolicy(), residency)
+        unit_tokens = ObjectPlan.of(groups, settings.chunk_tokens).unit_tokens if store else 0
+        boundaries = Boundaries.of(groups, settings.retention_interval, unit_tokens)
+        strides = boundaries.strides
+        self.index = HostIndex(len(strides), LruPolicy(), residency, strides)
         self._settings = settings
         self._groups = tuple(groups)
+        self._promises = Promises(settings, groups, boundaries.align_tokens, self.index)
         self._lives = Lives(groups)
         self._rank_count = rank_count
-        self._mode = settings.capture_mode
+        self._mode = capture_mode(settings, groups)
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
         self._planner = CapturePlanner(
             groups, self.index, self._witness, self._lookahead, self.stats
         )
+        self._sparse = SparsePlanner(groups, boundaries, self.index, self._witness, self.stats)
         self._holds = Holds(groups)
         self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
@@ -79,10 +84,8 @@ class MooncakeStoreScheduler:
         self._outdated: set[str] = set()  # of these, those from before a reset
         self._fills = FillClock(groups, tokens_per_decode)
         self._step = 0
-        # Said within the step that is being built; emptied when its plan is made.
-        self._promises: dict[str, LoadSpec] = {}
+        # Said, as promises are, within the step that is being built; emptied when its plan is made.
         self._admitted: dict[str, Admission] = {}
-        self._sync_bytes = 0
 
     def bind_block_pool(self, pool: BlockPool) -> None:
         """Take the engine's block pool as a witness. Once, before the first step.
@@ -96,6 +99,14 @@ class MooncakeStoreScheduler:
         self.index.residency.bind(pool)
         if not pool.enable_caching:
             self._mode = CaptureMode.EAGER
+        self._sparse.mode = self._mode
+
+    def bind_cache_manager(self, manager: CacheManager) -> None:
+        """Take the engine's cache manager, and its block pool, as witnesses. In place of
+        ``bind_block_pool``; without it, window blocks that the pool has no name for are not kept.
+        """
+        self.bind_block_pool(manager.block_pool)
+        self._sparse.bind(manager)
 
     # What the engine asks and says while it builds a step.
 
@@ -121,14 +132,8 @@ class MooncakeStoreScheduler:
         """
         if self.tier.is_pending(request):
             return None, False
-        hit = 0
-        if not request.skip_reading_prefix_cache and options_of(request).load:
-            hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
-            hit = hit if hit >= self._settings.min_hit_tokens else 0
-        left_bytes = self._settings.sync_restore_bytes - self._sync_bytes
-        sliced = hit > 0 and self._bytes_of(hit) > left_bytes
-        self._promises[request.request_id] = LoadSpec(num_computed_tokens, hit, sliced)
-        return hit, sliced
+        promise = self._promises.make(request, num_computed_tokens)
+        return promise.external_tokens, promise.sliced
 
     def update_state_after_alloc(
         self, request: Request, blocks: AllocatedBlocks, num_external_tokens: int
@@ -140,10 +145,7 @@ class MooncakeStoreScheduler:
         """
         load = None
         if num_external_tokens:
-            promise = self._promises[request.request_id]
-            load = LoadSpec(promise.local_tokens, num_external_tokens, promise.sliced)
-            if not load.sliced:
-                self._sync_bytes += self._bytes_of(num_external_tokens)
+            load = self._promises.keep(request.request_id, num_external_tokens)
         self.tier.admitted(request.request_id)
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
@@ -168,7 +170,7 @@ class MooncakeStoreScheduler:
         self.stats.steps += 1
         if self._has_nothing_to_do(output):
             return StepPlan(self._step)
-        victims = self._end_lives(output)
+        victims, finished = self._end_lives(output)
         for request_id, block_ids, num_computed_tokens in starts_of(output):
             self._start_life(request_id, block_ids, num_computed_tokens)
         if taken := self._lives.extend(output.scheduled_cached_reqs):
@@ -178,17 +180,21 @@ class MooncakeStoreScheduler:
         self._loads.advance(self._settings.restore_slice_bytes)
         if self._rests:
             self._loads.end_step()
+        for tracker in finished:
+            self._sparse.finished(tracker)
         captures = self._plan_captures(output, victims)
+        for request, boundary in self._sparse.take_reached():
+            self.tier.kept(request, boundary)
         jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
-        self._sync_bytes = 0
         return self._plan(captures, jobs)
 
     def _has_nothing_to_do(self, output: SchedulerOutput) -> bool:
         """Whether nothing is new and nothing is owed, as in most steps of a decoding engine."""
         return not (
             self._rests  # a store's jobs go by the clock as well
+            or self._sparse.takes_states  # they come when they come
             or self._promises
             or self._admitted
             or self._loads
@@ -236,16 +242,7 @@ class MooncakeStoreScheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless the books add up. For tests and audits, between steps."""
-        self.index.check()
-        owned = len(self._ledger) + self.tier.owned_slots
-        assert self.index.planned_count == owned, "planned slots without an owner"
-        assert not self._admitted, f"admissions left over: {list(self._admitted)}"
-        if self.tier.is_idle and not self._loads and not self._loads.resting_slots:
-            assert not self.index.pinned_count, "pins without an owner"
-        for request_id, tracker in self.lives.items():
-            for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
-                covered = len(table) * group.block_tokens
-                assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
+        check_scheduler(self)
 
     @property
     def lives(self) -> Mapping[str, RequestTracker]:
@@ -263,18 +260,23 @@ class MooncakeStoreScheduler:
 
     # Lives and their tables.
 
-    def _end_lives(self, output: SchedulerOutput) -> list[RequestTracker]:
-        """End the lives this step ends; the preempted ones are returned."""
+    def _end_lives(
+        self, output: SchedulerOutput
+    ) -> tuple[list[RequestTracker], list[RequestTracker]]:
+        """End the lives this step ends: those it preempts, and those that leave a trail behind."""
         ended = [self._end_life(request_id) for request_id in output.preempted_req_ids or ()]
+        finished: list[RequestTracker] = []
         for request_id in output.finished_req_ids:
-            self._end_life(request_id)
+            tracker = self._end_life(request_id)
+            if tracker is not None and tracker.trail is not None:
+                finished.append(tracker)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
         victims = [tracker for tracker in ended if tracker is not None]
         for tracker in victims:
             if tracker.request_id not in (output.finished_req_ids | self._admitted.keys()):
                 self._look_for(tracker.request)
-        return victims
+        return victims, finished
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
         self._outdated.discard(request_id)
@@ -298,6 +300,7 @@ class MooncakeStoreScheduler:
         request, load = admission.request, admission.load
         saves = options_of(request).save and request_id not in self._outdated
         tracker = self._lives.start(request, block_ids, num_computed_tokens, saves=saves)
+        self._sparse.begin(tracker, num_computed_tokens)
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
         sliced = self._forget_sliced(request_id)
@@ -310,15 +313,17 @@ class MooncakeStoreScheduler:
         self, tracker: RequestTracker, local_tokens: int, num_computed_tokens: int
     ) -> None:
         """Note which blocks are new, which the engine had, which slots this life goes on from."""
-        hashes = tracker.request.block_hashes
-        for group, table in zip(self._groups, tracker.tables.by_group, strict=True):
+        for group in self._groups:
+            table = tracker.tables.by_group[group.index]
             local_blocks = local_tokens // group.block_tokens
             self._saw_allocated(table[local_blocks:])
             self._lookahead.saw_used_again(table[:local_blocks])
-            computed = hashes[: num_computed_tokens // group.block_tokens]
-            self.index.use(tracker.life, group.index, computed, table[:local_blocks])
+            names, at = self._sparse.passed(tracker, group, num_computed_tokens)
+            self.index.use(tracker.life, group.index, names, table[:local_blocks], at)
 
     def _saw_allocated(self, blocks: Sequence[int]) -> None:
+        if self._sparse.groups:
+            blocks = [block for block in blocks if block]  # 0 stands where there is none
         self._witness.saw_allocated(blocks)
         self._lookahead.saw_taken(blocks)
 
@@ -343,12 +348,8 @@ class MooncakeStoreScheduler:
                 self._saw_tables_allocated(admission, 0)
 
     def _saw_tables_allocated(self, admission: Admission, local_tokens: int) -> None:
-        for group, table in zip(self._groups, admission.tables, strict=True):
-            self._saw_allocated(table[local_tokens // group.block_tokens :])
-
-    def _bytes_of(self, tokens: int) -> int:
-        """Bytes of so many tokens in all groups, on one rank."""
-        return sum(tokens // group.block_tokens * group.block_bytes for group in self._groups)
+        for group in self._groups:
+            self._saw_allocated(admission.tables[group.index][local_tokens // group.block_tokens :])
 
     # Captures.
 
@@ -362,12 +363,14 @@ class MooncakeStoreScheduler:
             self._planner.victims(saving, self._settings.victim_bytes)
         if self._holds:
             self._planner.leftovers(self._holds.release())
+        self._sparse.handed_over(output, self.lives)
         if running := self._fills.due(self._step, output.num_scheduled_tokens):
             self._planner.fills(running, self._mode)
+            self._sparse.fills(running)
             self._fills.enter_again(running, self._step)
         if self._lookahead.has_news:
             self._planner.leavers(self._settings.leaver_bytes)
-        captures = self._planner.take()
+        captures = self._planner.take() + self._sparse.take()
         if captures:
             self._ledger.open(self._step, captures)
         return captures

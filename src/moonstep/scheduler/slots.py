@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from moonstep.scheduler.columns import Columns
 from moonstep.wire import Rows, make_rows
+
+AT_ONCE: Final = 256
+"""Blocks that a lookup asks about in one go."""
 
 
 class SlotState(IntEnum):

@@ -1,16 +1,14 @@
-"""The store tier as the scheduler half sees it: pushes and fetches, and who waits for them.
-
-``NoTier`` is what there is without a store: it has nothing, wants nothing and costs nothing.
-"""
+"""The store tier as the scheduler half sees it: pushes and fetches, and who waits for them."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from moonstep.config import Settings
-from moonstep.engine import BlockHash, Request
+from moonstep.engine import Request
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
 from moonstep.scheduler.columns import Columns
@@ -20,12 +18,19 @@ from moonstep.scheduler.fetches import (
     Fetched,
     FetchPlanner,
     FetchState,
+    Mark,
     StoreLookup,
     keys_asked,
 )
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
-from moonstep.scheduler.objects import object_shape, objects_of
+from moonstep.scheduler.objects import (
+    ObjectPlan,
+    ObjectShape,
+    WantedObject,
+    all_of,
+    objects_of,
+)
 from moonstep.scheduler.pushes import Bucket, PushQueue, Stocktaking
 from moonstep.scheduler.slots import Placed
 from moonstep.wire import Job, JobKind, RankReport, StoredObject, threads_of_a_kind
@@ -61,6 +66,8 @@ class Tier(Protocol):
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None: ...
 
+    def kept(self, request: Request, boundary_tokens: int) -> None: ...
+
     def went_on(self, request: Request, num_computed_tokens: int) -> None: ...
 
     def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]: ...
@@ -76,41 +83,15 @@ TierMaker = Callable[[HostIndex], Tier]
 """Makes the tier behind an index."""
 
 
-class NoTier:
-    """No store behind the host cache."""
+_MOST_LOOKS: Final = 64
 
-    is_idle = True
-    owned_slots = 0
 
-    def arrived(self, request: Request) -> None:
-        pass
+class Kept(NamedTuple):
+    """A boundary of a request at which windows and states are kept, and how often we looked."""
 
-    def is_pending(self, request: Request) -> bool:
-        return False
-
-    def admitted(self, request_id: str) -> None:
-        pass
-
-    def finished(self, request: Request) -> None:
-        pass
-
-    def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
-        pass
-
-    def went_on(self, request: Request, num_computed_tokens: int) -> None:
-        pass
-
-    def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:
-        return ()
-
-    def report(self, by_rank: Mapping[int, RankReport]) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def has_push_work(self) -> bool:
-        return False
+    request: Request
+    boundary_tokens: int
+    looks: int = 0
 
 
 class StoreTier:
@@ -119,7 +100,7 @@ class StoreTier:
     def __init__(
         self,
         settings: Settings,
-        group: Group,
+        groups: Sequence[Group],
         rank_count: int,
         index: HostIndex,
         keyring: Keyring,
@@ -127,18 +108,21 @@ class StoreTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._shape = object_shape(group, settings.chunk_tokens)
+        self._objects = ObjectPlan.of(groups, settings.chunk_tokens)
+        self._dense = {shape.group.index: shape for shape in self._objects.dense}
+        self._block_bytes = {group.index: group.block_bytes for group in groups}
         self._rank_count = rank_count
         self._index = index
         self._keyring = keyring
         self._lookup = lookup
         self._clock = clock
         self.pushes = PushQueue(index)
-        self.fetches = FetchPlanner(index, self._shape, settings.min_fetch_tokens)
+        self.fetches = FetchPlanner(index, self._objects, settings.min_fetch_tokens)
         self._push_jobs: JobLedger[Stocktaking] = JobLedger(rank_count)
         self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
         self._bucket = Bucket(settings.push_bytes_per_s, clock())
         self._pending: set[str] = set()
+        self._kept: deque[Kept] = deque()
         self._job_count = 0
 
     @property
@@ -164,9 +148,7 @@ class StoreTier:
         asked = self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s)
         if asked is not None:
             ticket, objects = asked
-            group = self._shape.group.index
-            keys = keys_asked(self._keyring.current, self._rank_count, group, objects)
-            self._lookup.ask(ticket, keys)
+            self._lookup.ask(ticket, keys_asked(self._keyring.current, self._rank_count, objects))
 
     def is_pending(self, request: Request) -> bool:
         """Whether the request should wait: its bytes are on their way, and in time."""
@@ -204,28 +186,57 @@ class StoreTier:
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
         """Blocks were captured on every rank: objects that are whole now may be pushed."""
-        if self._settings.push == "reuse":
+        shape = self._dense.get(columns.group)
+        if self._settings.push == "reuse" or shape is None:
             return
         whole = {
-            (life, depth // self._shape.blocks)
+            (life, depth // shape.blocks)
             for life, depth in zip(columns.lives, columns.depths, strict=True)
         }
         for life, number in sorted(whole):
             request = requests.get(life)
             if request is not None:
-                self._offer(request, number, number + 1)
+                self._offer(request, shape, number, number + 1)
+
+    def kept(self, request: Request, boundary_tokens: int) -> None:
+        """Windows and states are kept at this boundary: they may be pushed once they are there."""
+        if self._settings.push != "reuse":
+            self._look_after(request, boundary_tokens)
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
         """A request goes on from a prefix that was there: its objects are used again."""
-        self._offer(request, 0, num_computed_tokens // self._shape.tokens)
+        for shape in self._objects.dense:
+            self._offer(request, shape, 0, num_computed_tokens // shape.tokens)
+        self._look_after(request, num_computed_tokens)
 
-    def _offer(self, request: Request, first: int, stop: int) -> None:
-        if self._most_busy_slots < self._shape.blocks:
+    def _look_after(self, request: Request, boundary_tokens: int) -> None:
+        objects = self._objects
+        if objects.sparse and boundary_tokens and objects.below(boundary_tokens) == boundary_tokens:
+            self._kept.append(Kept(request, boundary_tokens))
+
+    def _offer(self, request: Request, shape: ObjectShape, first: int, stop: int) -> None:
+        self._offer_all(
+            request, all_of(shape, objects_of(shape, request.block_hashes, first, stop))
+        )
+
+    def _offer_kept(self) -> None:
+        """Offer what is kept at boundaries, as soon as all of it has been captured."""
+        for _ in range(len(self._kept)):
+            kept = self._kept.popleft()
+            objects = list(self._objects.at(kept.request.block_hashes, kept.boundary_tokens))
+            if all(self._index.has_written(o.shape.group.index, o.names.names) for o in objects):
+                self._offer_all(kept.request, objects)
+            elif kept.looks < _MOST_LOOKS:
+                self._kept.append(kept._replace(looks=kept.looks + 1))
+
+    def _offer_all(self, request: Request, objects: Sequence[WantedObject]) -> None:
+        """Push these objects, as far as they are here."""
+        if self._most_busy_slots < self._objects.most_blocks:
             return  # no job could ever own so many slots
-        group = self._shape.group.index
-        objects = objects_of(self._shape, request.block_hashes, first, stop)
-        here = [o for o in objects if self._index.has_written(group, o.names)]
-        self.pushes.offer(request.request_id, group, here)
+        for each in objects:
+            group = each.shape.group.index
+            if self._index.has_written(group, each.names.names):
+                self.pushes.offer(request.request_id, group, [each.names])
 
     def has_push_work(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
@@ -243,6 +254,8 @@ class StoreTier:
         for late_push in self._push_jobs.abandon_late(now_s):
             self.pushes.counts.abandoned += len(late_push.job.objects)
         self._take_answers()
+        if self._kept:
+            self._offer_kept()
         jobs = self._plan_fetches(now_s, new_life)
         if self.pushes:
             jobs += self._plan_pushes(now_s)
@@ -257,11 +270,11 @@ class StoreTier:
             if fetched.job.keys == self._keyring.current:
                 self._learn(fetched.job, missing)
 
-    def _learn(self, fetch: Job, missing: set[BlockHash]) -> None:
+    def _learn(self, fetch: Job, missing: set[Mark]) -> None:
         """What a fetch brought is in the store, and need not go there; what it missed is not."""
         known = self.pushes.stock.known
         for stored in fetch.objects:
-            if stored.name in missing:
+            if (stored.group, stored.name) in missing:
                 known.discard(stored.group, stored.name)
             else:
                 known.add(stored.group, stored.name)
@@ -271,11 +284,12 @@ class StoreTier:
         self._keyring.reset()
         self.pushes.reset()
         self.fetches.reset()
+        self._kept.clear()
 
     def _take_answers(self) -> None:
         for ticket, present in self._lookup.answers():
-            for name in self.fetches.found(ticket, present, self._rank_count):
-                self.pushes.stock.known.discard(self._shape.group.index, name)
+            for group, name in self.fetches.found(ticket, present, lambda _: self._rank_count):
+                self.pushes.stock.known.discard(group, name)
 
     @property
     def _most_busy_slots(self) -> int:
@@ -291,7 +305,7 @@ class StoreTier:
 
     def _pushable(self) -> int:
         """Objects for whose pushes there are slots and threads."""
-        return 0 if self._all_hang(self._push_jobs) else self._room() // self._shape.blocks
+        return 0 if self._all_hang(self._push_jobs) else self._room() // self._objects.most_blocks
 
     def _plan_fetches(self, now_s: float, new_life: Callable[[], int]) -> list[Job]:
         jobs: list[Job] = []
@@ -301,13 +315,13 @@ class StoreTier:
         for arrival in list(self.fetches.arrivals.values()):
             if arrival.state is not FetchState.FOUND:
                 continue
-            fits = self._shape.blocks <= min(share, self._most_busy_slots)
+            fits = self._objects.most_blocks <= min(share, self._most_busy_slots)
             if not fits or self._all_hang(self._fetch_jobs):
                 self.fetches.end(arrival)  # waiting would bring nothing
                 continue
             left = share - self.fetches.held_slots - self._fetch_jobs.busy_slots
             room = min(left, self._room())
-            if room < self._shape.blocks:
+            if room < self._objects.most_blocks:
                 break  # oldest first: whoever comes later waits behind
             wanted = self.fetches.wanted(arrival, room)
             placed = self.fetches.place(new_life(), wanted)
@@ -334,14 +348,15 @@ class StoreTier:
 
     def _plan_pushes(self, now_s: float) -> list[Job]:
         jobs: list[Job] = []
-        nbytes = self._shape.nbytes * self._rank_count
-        most = self._bucket.objects(nbytes, now_s, self._pushable())
+        most_bytes = self._objects.most_bytes * self._rank_count
+        most = self._bucket.objects(most_bytes, now_s, self._pushable())
         for request_id, objects in self.pushes.take(most):
             job = self._job(JobKind.PUSH, request_id, tuple(objects))
             slot_count = sum(len(each.slots) for each in objects)
             deadline_s = now_s + self._settings.push_deadline_s
             self._push_jobs.open(job, self.pushes.stock, slot_count, deadline_s)
-            self._bucket.spend(len(objects) * nbytes)
+            nbytes = sum(len(each.slots) * self._block_bytes[each.group] for each in objects)
+            self._bucket.spend(nbytes * self._rank_count)
             jobs.append(job)
         return jobs
 

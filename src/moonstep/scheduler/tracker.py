@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from moonstep.engine import Request
 from moonstep.scheduler.tables import BlockTables
+from moonstep.scheduler.trail import Trail
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class RequestTracker:
     """One life of a request, from its admission to its end.
 
     ``life`` is a number no other life has; ``tables`` are the request's block tables of this step;
+    ``trail`` is what it keeps of windows and states, where the engine has such groups.
     ``next_block`` is, for each group, the position of the first block that this life has yet to
     fill (it begins with the first that was not there whole at its start); ``token_len`` counts the
     tokens known to be settled, and ``is_prefilling`` says whether more of them are known than that.
@@ -57,6 +59,7 @@ class RequestTracker:
         "saves",
         "tables",
         "token_len",
+        "trail",
     )
 
     def __init__(
@@ -77,6 +80,7 @@ class RequestTracker:
         self.is_prefilling = True
         self.saves = saves
         self.due_step = 0
+        self.trail: Trail | None = None
 
     def settle(self, num_scheduled_tokens: int) -> None:
         """Note the tokens that are settled once this step's forward pass has run.

@@ -63,6 +63,20 @@ class Witness:
         pool_blocks = pool.blocks
         return [pool_blocks[block].block_hash for block in blocks] == keys
 
+    def name_of(self, block: int) -> BlockKey | None:
+        """What the engine's pool knows ``block`` by, if anything."""
+        pool = self._pool
+        return pool.blocks[block].block_hash if pool is not None and pool.enable_caching else None
+
+    def is_named(self, block: int, key: BlockKey, *, in_use: bool = False) -> bool:
+        """Whether the pool knows ``block`` by ``key``, and some request holds it if ``in_use``."""
+        pool = self._pool
+        return (
+            pool is not None
+            and self.name_of(block) == key
+            and (not in_use or pool.blocks[block].ref_cnt > 0)
+        )
+
     def vouches(self, block: int, key: BlockKey) -> bool:
         """Whether ``block`` holds ``key``, in this step, by both witnesses."""
         return self._key.get([block]) == [key] and self.pool_agrees((block,), [key])

@@ -43,7 +43,7 @@ class SchedulerStore:
         """The tier over ``index``. Once."""
         return StoreTier(
             self._settings,
-            self._facts.groups[0],
+            self._facts.groups,
             self._facts.world_size,
             index,
             self._keyring,

@@ -1,0 +1,51 @@
+"""Whether the books add up: for tests and audits, between steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moonstep.groups import GroupKind
+from moonstep.scheduler.slots import SlotState
+
+if TYPE_CHECKING:
+    from moonstep.scheduler.index import HostIndex
+    from moonstep.scheduler.scheduler import MooncakeStoreScheduler
+
+
+def check_index(index: HostIndex) -> None:
+    """Raise AssertionError unless states, names, pins and free slots add up."""
+    states = list(index._state)
+    assert sorted(index._free) == [s for s, st in enumerate(states) if st == SlotState.FREE]
+    named: set[int] = set()
+    for group, slot_of in enumerate(index._slot_of):
+        for name, slot in slot_of.items():
+            assert states[slot] in (SlotState.PLANNED, SlotState.WRITTEN), (slot, states[slot])
+            assert (index._name[slot], index._group[slot]) == (name, group), slot
+            named.add(slot)
+    for slot, state in enumerate(states):
+        assert (index._name[slot] is None) == (state == SlotState.FREE), slot
+        assert state != SlotState.WRITTEN or slot in named, slot
+        nameless = state == SlotState.PLANNED and slot not in named
+        assert nameless == (slot in index._nameless), slot
+    assert index._planned_count == states.count(SlotState.PLANNED)
+    for slot, pins in index._pins.items():
+        assert pins > 0, slot
+        assert states[slot] in (SlotState.WRITTEN, SlotState.DOOMED), slot
+    assert states.count(SlotState.DOOMED) <= len(index._pins), "doomed without a pin"
+    assert index._passing.isdisjoint(index._free), "kept in passing, but free"
+
+
+def check_scheduler(half: MooncakeStoreScheduler) -> None:
+    """Raise AssertionError unless slots, pins and lives have an owner, and tables cover them."""
+    half.index.check()
+    owned = len(half._ledger) + half.tier.owned_slots
+    assert half.index.planned_count == owned, "planned slots without an owner"
+    assert not half._admitted, f"admissions left over: {list(half._admitted)}"
+    if half.tier.is_idle and not half._loads and not half._loads.resting_slots:
+        assert not half.index.pinned_count, "pins without an owner"
+    for request_id, tracker in half.lives.items():
+        for group in half._groups:
+            if group.kind is GroupKind.RECURRENT_STATE:
+                continue  # its table is sparse, and read by nobody
+            covered = len(tracker.tables.by_group[group.index]) * group.block_tokens
+            assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
