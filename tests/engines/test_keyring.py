@@ -23,6 +23,14 @@ from moonstep.audit.shape import Shape
 from moonstep.config import SettingError, Settings
 from moonstep.engines.vllm.keyring import VllmKeyring
 from tests.engines.conftest import configured, create
+from tests.engines.kvconfigs import (
+    BLOCK_TOKENS,
+    full,
+    group_of,
+    kv_config,
+    of_scheduler,
+    uniform,
+)
 from tests.engines.test_refusals import changed, refusal, register
 from tests.scheduler.stock import make_request
 
@@ -108,7 +116,23 @@ def with_spec(**values: Any) -> EngineConfig:
     return EngineConfig(config.vllm_config, kv, (kv,), 4, 4)
 
 
+def with_layers_of(*head_sizes: int) -> EngineConfig:
+    """One group of layers of these sizes; the scheduler has the first layer's spec for all."""
+    layers = {f"l{number}": full(head_size=size) for number, size in enumerate(head_sizes)}
+    kv = of_scheduler(kv_config([group_of(uniform(**layers))]))
+    return EngineConfig(configured().vllm_config, kv, (kv,), BLOCK_TOKENS, BLOCK_TOKENS)
+
+
 CHANGES: dict[str, Callable[[], str]] = {
+    "latents": lambda: fingerprint(configured(Shape(groups="mla"))),
+    "windows": lambda: fingerprint(configured(Shape(groups="window", blocks=48))),
+    "longer windows": lambda: fingerprint(
+        configured(Shape(groups="window", blocks=48, window_tokens=11))
+    ),
+    "a second group": lambda: fingerprint(configured(Shape(groups="full+window", blocks=48))),
+    "states": lambda: fingerprint(configured(Shape(groups="full+state", blocks=48))),
+    "sizes of layers": lambda: fingerprint(with_layers_of(32, 96)),
+    "other sizes of layers": lambda: fingerprint(with_layers_of(32, 64)),
     "model dtype": lambda: fingerprint(changed(configured(), "model_config", dtype=torch.bfloat16)),
     "cache dtype": lambda: fingerprint(changed(configured(), "cache_config", cache_dtype="fp8")),
     "dtype of the specs": lambda: fingerprint(with_spec(dtype=torch.bfloat16)),

@@ -21,7 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from moonstep.config import Settings
-from moonstep.engines.vllm.facts import EngineFacts, engine_facts
+from moonstep.engines.vllm.advice import retention_advice
+from moonstep.engines.vllm.facts import EngineFacts, check_store, engine_facts
 from moonstep.engines.vllm.logs import join_vllm_logging, said_once
 from moonstep.engines.vllm.machine import machine_memory_bytes
 from moonstep.engines.vllm.metadata import ReportMetadata, StepMetadata
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -84,6 +85,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             extra = self._kv_transfer_config.kv_connector_extra_config
             self.settings = Settings.parse(extra or {})
             self.facts: EngineFacts = engine_facts(vllm_config, kv_cache_config)
+            check_store(self.settings, self.facts)
         self._store: SchedulerStore | None = None
         if role == KVConnectorRole.SCHEDULER:
             from moonstep.scheduler.scheduler import MooncakeStoreScheduler
@@ -104,6 +106,8 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
                 store=self._store.make_tier if self._store else None,
             )
             self._summary = Summary()
+            if advice := retention_advice(self.facts):
+                logger.info("%s", advice)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -114,6 +118,9 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self.scheduler.bind_block_pool(gpu_block_pool)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        self.scheduler.bind_cache_manager(kv_cache_manager)
 
     @_timed
     def on_new_request(self, request: Request) -> None:

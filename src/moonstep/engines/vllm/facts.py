@@ -8,21 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-
+from moonstep.config import SettingError, Settings
+from moonstep.engines.vllm.specs import Unsupported, read_groups
 from moonstep.groups import Group, GroupKind
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+__all__ = ["EngineFacts", "Unsupported", "check_store", "engine_facts"]
 
 _DRAFTERS_WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
-
-
-class Unsupported(ValueError):
-    """The engine is configured in a way that Moonstep cannot keep right. One line, by name."""
-
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"moonstep: {what} is not supported: {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,18 @@ class EngineFacts:
     """
 
     groups: tuple[Group, ...]
+    """Those that can be shared, with the engine's numbers: there may be gaps."""
     rank: int
     world_size: int
     tokens_per_decode: int
     async_scheduling: bool
+    retention_tokens: int | None
+    """The engine's ``--prefix-cache-retention-interval``: every so many tokens it keeps what a
+    resume in between would need; 0 where prompts end, ``None`` everywhere."""
+
+    def has(self, kind: GroupKind) -> bool:
+        """Whether a group is of this kind."""
+        return any(group.kind is kind for group in self.groups)
 
 
 def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFacts:
@@ -49,12 +53,15 @@ def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFa
     _refuse_roles(config)
     _refuse_parallel_sizes(config)
     _refuse_models(config)
+    groups = read_groups(kv_cache_config)
+    _refuse_drafts_of_states(config, groups)
     return EngineFacts(
-        groups=_groups(kv_cache_config),
+        groups=groups,
         rank=config.parallel_config.rank,
         world_size=config.parallel_config.world_size,
         tokens_per_decode=1 + _draft_tokens(config),
         async_scheduling=bool(config.scheduler_config.async_scheduling),
+        retention_tokens=kv_cache_config.prefix_cache_retention_interval,
     )
 
 
@@ -75,6 +82,11 @@ def _refuse_parallel_sizes(config: VllmConfig) -> None:
 def _refuse_models(config: VllmConfig) -> None:
     if config.model_config.is_encoder_decoder:
         raise Unsupported("an encoder-decoder model", "run it without a KV connector")
+    on_cpu = config.device_config.device_type == "cpu"
+    if config.model_config.use_mla and on_cpu and not config.cache_config.enable_prefix_caching:
+        # vLLM switches it off by itself where its kernels cannot: they give wrong answers then.
+        what = "latent attention (MLA) on a CPU that cannot go on from the middle of a prompt"
+        raise Unsupported(what, "it takes a CPU with AMX, and prefix caching")
 
 
 def _draft_tokens(config: VllmConfig) -> int:
@@ -87,32 +99,21 @@ def _draft_tokens(config: VllmConfig) -> int:
     return int(speculative.num_speculative_tokens)
 
 
-def _groups(config: KVCacheConfig) -> tuple[Group, ...]:
-    specs = config.kv_cache_groups
-    if len(specs) != 1:
-        kinds = ", ".join(type(spec.kv_cache_spec).__name__ for spec in specs) or "none"
-        raise Unsupported(
-            f"a KV cache of {len(specs)} groups ({kinds})",
-            "models whose layers are all full attention have one",
+def _refuse_drafts_of_states(config: VllmConfig, groups: tuple[Group, ...]) -> None:
+    """The state after the tokens that were accepted comes to its block only behind the drafts."""
+    speculative = config.speculative_config
+    if speculative and any(group.kind is GroupKind.RECURRENT_STATE for group in groups):
+        what = f"speculative decoding with {speculative.method!r} beside recurrent layers"
+        raise Unsupported(what, "run without drafts")
+
+
+def check_store(settings: Settings, facts: EngineFacts) -> None:
+    """Raise ``SettingError`` when there is a store, and groups that it has no objects for."""
+    kinds = [group.kind for group in facts.groups]
+    if settings.store and kinds != [GroupKind.FULL_ATTENTION]:
+        named = ", ".join(kind.value for kind in kinds)
+        remedy = (
+            f"a store keeps one group of full attention, and this model has {len(kinds)} group(s) "
+            f"({named}): run with the host cache alone"
         )
-    return tuple(_group(index, spec, config) for index, spec in enumerate(specs))
-
-
-def _group(index: int, group: KVCacheGroupSpec, config: KVCacheConfig) -> Group:
-    spec = group.kv_cache_spec
-    if type(spec) is not FullAttentionSpec:
-        remedy = f"group {index} has to be full attention (FullAttentionSpec)"
-        raise Unsupported(f"a KV cache of kind {type(spec).__name__}", remedy)
-    if group.is_eagle_group:
-        raise Unsupported("a KV-cache group of draft layers", "run without that drafter")
-    hash_tokens = config.hash_block_size or spec.block_size
-    if hash_tokens != spec.block_size:
-        what = f"a hash unit of {hash_tokens} tokens with blocks of {spec.block_size}"
-        raise Unsupported(what, "leave --hash-block-size unset")
-    return Group(
-        index,
-        GroupKind.FULL_ATTENTION,
-        block_tokens=spec.block_size,
-        block_bytes=spec.page_size_bytes * len(group.layer_names),
-        layer_names=tuple(group.layer_names),
-    )
+        raise SettingError("store", settings.store, remedy)

@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 from moonstep.config import SettingError, Settings
+from moonstep.engines.vllm.specs import page_bytes_by_layer
 from moonstep.keys import (
     Epoch,
     Facts,
@@ -89,8 +90,17 @@ class VllmKeyring:
             block_tokens=spec.block_size,
             object_tokens=objects,
             layer_names=tuple(group.layer_names),
-            spec=repr(spec),
+            spec=self._spec(group),
         )
+
+    def _spec(self, group: KVCacheGroupSpec) -> str:
+        """The engine's description of a group; the scheduler has that of one of its layers only,
+        so layers of other sizes are told by their pages."""
+        spec = group.kv_cache_spec
+        pages = page_bytes_by_layer(self._cache)
+        sizes = [pages.get(name, 0) for name in group.layer_names]
+        alike = all(size == spec.page_size_bytes for size in sizes)
+        return repr(spec) if alike else f"{spec!r} in pages of {sizes}"
 
 
 def _hash_seed(settings: Settings, config: VllmConfig) -> str:
