@@ -126,6 +126,16 @@ def test_a_preempted_request_comes_back_to_where_it_was(shape: Shape) -> None:
             assert restored >= computed // align * align - align
 
 
+def test_what_a_request_gives_up_at_its_end_may_have_been_promised_in_that_step() -> None:
+    """B is promised what lies just behind the window that A ends on, and which A lets go of."""
+    with open_engine(Shape(groups="full+window", **BASE)) as watched:
+        watched.apply(Arrive("a", 1, 17, 17, output=40))
+        while "a" in watched.engine.scheduler.requests:
+            watched.engine.step()
+        assert "a" in watched.half.lives  # its life ends with the step that admits B
+        assert watched.run(id="b", family=1, tokens=50, shared=50, follows="a") == 48 - 16
+
+
 @CAPTURE
 @pytest.mark.parametrize("interval", [None, 4])
 @pytest.mark.parametrize("shape", STATES, ids=Shape.label)
