@@ -182,6 +182,43 @@ def replay(
 
 
 @app.command(
+    epilog="Examples:\n\n  moonstep bench retention --trace mooncake_conversation.jsonl.xz\n\n"
+    "  moonstep bench retention --trace T.jsonl.xz --blocks 5000 --limit 2000"
+)
+def retention(
+    trace: Annotated[Path, typer.Option(help="A trace: JSON lines, .xz or plain.", exists=True)],
+    blocks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Memory in blocks kept whole; several times if wanted."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only the first requests.")] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Hit rates of a request trace by setting retention_interval, for windows and for states."""
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+    from moonstep.replay.retention_report import as_table, plans, run
+    from moonstep.replay.traces import TraceError, read_trace
+
+    console = Console()
+    machine = machine_facts()
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        task = progress.add_task(f"reading {trace.name}", total=None)
+        try:
+            read = read_trace(trace, limit)
+        except TraceError as error:
+            console.print(str(error), markup=False)
+            raise typer.Exit(2) from None
+        planned = plans(read.block_tokens, blocks or [10_000, 30_000])
+        progress.update(task, description="replays", total=len(planned))
+        found = [run(read, plan, lambda: progress.advance(task)) for plan in planned]
+    console.print(as_table(trace.name, read, found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
+
+
+@app.command(
     epilog="Examples:\n\n  moonstep bench multiturn --json out/multiturn.json\n\n"
     "  moonstep bench multiturn --conversations 10 --turns 4 --seed 7"
 )

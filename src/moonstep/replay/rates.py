@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from moonstep.replay.traces import Trace, TraceRequest
@@ -57,7 +57,7 @@ def lru_hits(trace: Trace, capacity_blocks: int) -> list[int]:
     return hits
 
 
-def leading(blocks: Sequence[int], cached: OrderedDict[int, None]) -> int:
+def leading(blocks: Sequence[object], cached: Container[object]) -> int:
     """Length of the leading run of ``blocks`` that is cached."""
     for position, block in enumerate(blocks):
         if block not in cached:
