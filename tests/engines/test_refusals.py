@@ -101,17 +101,6 @@ def test_drafts_beside_recurrent_layers(lines: list[str]) -> None:
     assert "speculative decoding with 'ngram' beside recurrent layers is not supported" in line
 
 
-@pytest.mark.parametrize("groups", ["full+window", "window", "full+state"])
-def test_a_store_for_groups_that_it_has_no_objects_for(
-    groups: str, tmp_path: Path, lines: list[str]
-) -> None:
-    store = f"dir://{tmp_path / 'store'}?capacity=1MiB"
-    config = configured(Shape(groups=groups, blocks=48), store=store)
-    line = refusal(lambda: create(config), lines)
-    assert "a store keeps one group of full attention, and this model has" in line
-    assert not (tmp_path / "store").exists()
-
-
 @ROLES
 @pytest.mark.parametrize(
     ("settings", "named"),

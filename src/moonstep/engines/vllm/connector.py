@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from moonstep.config import Settings
 from moonstep.engines.vllm.advice import retention_advice
-from moonstep.engines.vllm.facts import EngineFacts, check_store, engine_facts
+from moonstep.engines.vllm.facts import EngineFacts, engine_facts
 from moonstep.engines.vllm.logs import join_vllm_logging, said_once
 from moonstep.engines.vllm.machine import machine_memory_bytes
 from moonstep.engines.vllm.metadata import ReportMetadata, StepMetadata
@@ -85,7 +85,6 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             extra = self._kv_transfer_config.kv_connector_extra_config
             self.settings = Settings.parse(extra or {})
             self.facts: EngineFacts = engine_facts(vllm_config, kv_cache_config)
-            check_store(self.settings, self.facts)
         self._store: SchedulerStore | None = None
         if role == KVConnectorRole.SCHEDULER:
             from moonstep.scheduler.scheduler import MooncakeStoreScheduler

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moonstep.config import SettingError, Settings
 from moonstep.engines.vllm.specs import Unsupported, read_groups
 from moonstep.groups import Group, GroupKind
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-__all__ = ["EngineFacts", "Unsupported", "check_store", "engine_facts"]
+__all__ = ["EngineFacts", "Unsupported", "engine_facts"]
 
 _DRAFTERS_WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 
@@ -105,15 +104,3 @@ def _refuse_drafts_of_states(config: VllmConfig, groups: tuple[Group, ...]) -> N
     if speculative and any(group.kind is GroupKind.RECURRENT_STATE for group in groups):
         what = f"speculative decoding with {speculative.method!r} beside recurrent layers"
         raise Unsupported(what, "run without drafts")
-
-
-def check_store(settings: Settings, facts: EngineFacts) -> None:
-    """Raise ``SettingError`` when there is a store, and groups that it has no objects for."""
-    kinds = [group.kind for group in facts.groups]
-    if settings.store and kinds != [GroupKind.FULL_ATTENTION]:
-        named = ", ".join(kind.value for kind in kinds)
-        remedy = (
-            f"a store keeps one group of full attention, and this model has {len(kinds)} group(s) "
-            f"({named}): run with the host cache alone"
-        )
-        raise SettingError("store", settings.store, remedy)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 from moonstep.config import SettingError, Settings
-from moonstep.engines.vllm.specs import page_bytes_by_layer
+from moonstep.engines.vllm.specs import page_bytes_by_layer, read_groups
+from moonstep.groups import Group
 from moonstep.keys import (
     Epoch,
     Facts,
@@ -23,6 +24,7 @@ from moonstep.keys import (
     key_maker,
     weights_identity,
 )
+from moonstep.scheduler.objects import object_shape
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -40,6 +42,7 @@ class VllmKeyring:
         self._settings = settings
         self._config = config
         self._cache = cache
+        self._groups = {group.index: group for group in read_groups(cache)}
         self._seed = _hash_seed(settings, config)
         checked_namespace(settings.namespace)
         version = settings.weights_version
@@ -73,24 +76,22 @@ class VllmKeyring:
             cache_dtype=str(self._config.cache_config.cache_dtype),
             quantization=str(model.quantization),
             layout=_layout(self._config, self._cache),
-            groups=tuple(self._group(index) for index in range(len(self._cache.kv_cache_groups))),
+            groups=tuple(map(self._group, self._groups.values())),
             hash_algorithm=str(self._config.cache_config.prefix_caching_hash_algo),
             hash_seed=self._seed,
             tensor_parallel=parallel.tensor_parallel_size,
             pipeline_parallel=parallel.pipeline_parallel_size,
         )
 
-    def _group(self, index: int) -> GroupFacts:
-        group = self._cache.kv_cache_groups[index]
-        spec = group.kv_cache_spec
-        objects = max(1, self._settings.chunk_tokens // spec.block_size) * spec.block_size
+    def _group(self, group: Group) -> GroupFacts:
+        spec = self._cache.kv_cache_groups[group.index]
         return GroupFacts(
-            index=index,
-            kind=type(spec).__name__,
-            block_tokens=spec.block_size,
-            object_tokens=objects,
-            layer_names=tuple(group.layer_names),
-            spec=self._spec(group),
+            index=group.index,
+            kind=type(spec.kv_cache_spec).__name__,
+            block_tokens=group.block_tokens,
+            object_tokens=object_shape(group, self._settings.chunk_tokens).tokens,
+            layer_names=group.layer_names,
+            spec=self._spec(spec),
         )
 
     def _spec(self, group: KVCacheGroupSpec) -> str:
