@@ -61,11 +61,15 @@ class BlockPool(Protocol):
 class AllocatedBlocks(Protocol):
     """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's whole table."""
 
+    def get_block_ids(self) -> tuple[list[int], ...]: ...
+
+
+class TablesNow(Protocol):
+    """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's tables as the engine has them."""
+
     @property
     def blocks(self) -> Sequence[Sequence[Block]]:
         """The blocks of each group, by position; id 0 where there is none."""
-
-    def get_block_ids(self) -> tuple[list[int], ...]: ...
 
 
 class CacheManager(Protocol):
@@ -73,7 +77,7 @@ class CacheManager(Protocol):
 
     block_pool: BlockPool
 
-    def get_blocks(self, request_id: str) -> AllocatedBlocks: ...
+    def get_blocks(self, request_id: str) -> TablesNow: ...
 
 
 class BlockState(Protocol):
