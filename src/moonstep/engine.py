@@ -65,7 +65,7 @@ class AllocatedBlocks(Protocol):
 
 
 class TablesNow(Protocol):
-    """``vllm.v1.core.kv_cache_manager.KVCacheBlocks``: a request's tables as the engine has them."""
+    """``KVCacheBlocks`` once more: a request's tables as the engine has them at this moment."""
 
     @property
     def blocks(self) -> Sequence[Sequence[Block]]:
