@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from moonstep.engine import Block, BlockPool
 from moonstep.scheduler.byblock import ByBlock
@@ -19,7 +19,6 @@ _MARGIN: Final = 1.25
 _MIN_BLOCKS: Final = 16
 _PEAK_DECAY: Final = 0.99
 _WALKS_PER_RECOUNT: Final = 64
-_NAMELESS: Final[BlockKey] = b""
 
 
 class Going(NamedTuple):
@@ -41,7 +40,7 @@ class LookAhead:
         self._pool: BlockPool | None = None
         self._peak_blocks = 0.0
         self._taken_blocks = 0
-        self._looked_at = ByBlock()  # the key under which a block was passed on, or _NAMELESS
+        self._looked_at = ByBlock()  # the key under which each block was passed on
         self._front: tuple[int, int] | None = None
         self._last: Block | None = None  # the deepest block looked at
         self._depth = 0  # how many blocks the window has at least, up to and with _last
@@ -58,7 +57,7 @@ class LookAhead:
 
     def passed_on(self, blocks: Sequence[int]) -> list[bool]:
         """Which of ``blocks`` were passed on and have not been taken since."""
-        return [bool(key) for key in self._looked_at.get(blocks)]
+        return [key is not None for key in self._looked_at.get(blocks)]
 
     @property
     def has_news(self) -> bool:
@@ -96,26 +95,29 @@ class LookAhead:
         self._front = self._front_now()
         block = self._resume(pool)
         stop = min(self.window_blocks, pool.free_block_queue.num_free_blocks)
-        entered: list[Block] = []
-        left = stop - self._depth
-        while block is not None and left > 0:
-            entered.append(block)
-            block = block.next_free_block
-            left -= 1
-        if entered:
-            self._depth += len(entered)
-            self._last = entered[-1]
-        return self._pass_on(entered)
+        named: list[Block] = []
+        depth, last = self._depth, self._last
+        while block is not None and depth < stop:
+            behind = block.next_free_block
+            if behind is None:
+                break  # the queue's end, which is no block
+            depth += 1
+            last = block
+            if block.block_hash is not None:
+                named.append(block)
+            block = behind
+        self._depth, self._last = depth, last
+        return self._pass_on(named)
 
-    def _pass_on(self, entered: Sequence[Block]) -> Going:
-        """Those of the blocks that have a name, and were not passed on under it before."""
-        blocks = [block.block_id for block in entered]
-        keys = [block.block_hash or _NAMELESS for block in entered]
+    def _pass_on(self, named: Sequence[Block]) -> Going:
+        """Those of the blocks that were not passed on before under the name they have."""
+        blocks = [block.block_id for block in named]
+        keys = cast("list[BlockKey]", [block.block_hash for block in named])
         known = self._looked_at.get(blocks)
-        self._looked_at.put(blocks, keys)
-        if _NAMELESS in keys or known.count(None) < len(known):
-            news = [key != _NAMELESS and key != old for key, old in zip(keys, known, strict=True)]
+        if known.count(None) < len(known):
+            news = [key != old for key, old in zip(keys, known, strict=True)]
             blocks, keys = list(compress(blocks, news)), list(compress(keys, news))
+        self._looked_at.put(blocks, keys)
         return Going(blocks, keys)
 
     def forget(self) -> None:
@@ -131,7 +133,7 @@ class LookAhead:
         """
         self._walks += 1
         last = self._last
-        moved = last is None or last.ref_cnt > 0 or self._looked_at.get([last.block_id]) == [None]
+        moved = last is None or last.ref_cnt > 0 or not self.passed_on([last.block_id])[0]
         if moved or self._walks >= _WALKS_PER_RECOUNT:
             self._recount()
             self._front = self._front_now()
