@@ -8,104 +8,43 @@ has come. One look and one plan a request: what failed is not asked for again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
-from moonstep.engine import BlockHash, Request
+from moonstep.engine import Request
 from moonstep.groups import block_names
-from moonstep.keys import Key, KeyMaker
+from moonstep.scheduler.arrivals import Arrival, Asked, FetchCounts, Fetched, FetchState, Mark
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import OpenJob
+from moonstep.scheduler.misses import NOTHING_FOUND, Look, MissReason
 from moonstep.scheduler.objects import ObjectPlan, ObjectShape, WantedObject, all_of, objects_of
+from moonstep.scheduler.pace import FetchPace
 from moonstep.scheduler.slots import Placed
 from moonstep.wire import SCRATCH, StoredObject
 
 OBJECTS_PER_JOB: Final = 4
 
 
-class StoreLookup(Protocol):
-    """Asks a store what it has, off the scheduler's thread. Neither verb blocks."""
-
-    def ask(self, ticket: int, keys: Sequence[Key]) -> None:
-        """Look for these keys; the answer comes under ``ticket``, or never."""
-
-    def answers(self) -> list[tuple[int, list[bool]]]:
-        """What has been found since the last call; nothing for a look that failed."""
-
-
-class FetchState(Enum):
-    """How far the look for a request's prefix has come."""
-
-    LOOKING = "looking"
-    FOUND = "found"
-    FETCHING = "fetching"
-    OVER = "over"
-
-
-Mark = tuple[int, BlockHash]
-"""Group and name of a block."""
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A request that has arrived and was not admitted yet."""
-
-    request: Request
-    deadline_s: float
-    first: list[int]
-    """By group of full attention, how many of its objects the host cache has, from the first."""
-    state: FetchState = FetchState.LOOKING
-    boundaries: list[int] = field(default_factory=list)
-    """Up to where host cache and store together have all that a resume reads, highest first."""
-    jobs: set[int] = field(default_factory=set)
-    held: list[int] = field(default_factory=list)
-    """Slots that came for it, pinned until it is admitted."""
-
-
-class Look(NamedTuple):
-    """What was asked of the store for an arrival."""
-
-    arrival: Arrival
-    asked: list[WantedObject]
-
-
-class Fetched(NamedTuple):
-    """What a fetch job brings: the new slots of each of its objects, and for whom."""
-
-    arrival: Arrival
-    parts: list[Placed]
-
-
-@dataclass(slots=True)
-class FetchCounts:
-    """What fetching has come to since the start."""
-
-    looks: int = 0
-    started_objects: int = 0
-    fetched_objects: int = 0
-    missed_objects: int = 0
-    abandoned_jobs: int = 0
-    pending_answers: int = 0
-
-
 class FetchPlanner:
     """Arrivals and what is being brought for them. Scheduler thread only."""
 
-    def __init__(self, index: HostIndex, objects: ObjectPlan, min_tokens: int) -> None:
+    def __init__(
+        self, index: HostIndex, objects: ObjectPlan, min_tokens: int, pace: FetchPace
+    ) -> None:
         self.counts = FetchCounts()
         self.arrivals: dict[str, Arrival] = {}  # Invariant: oldest first
         self._index = index
         self._objects = objects
         self._min_tokens = min_tokens
+        self._pace = pace
         self._ticket_count = 0
-        self._looks: dict[int, Look] = {}
+        self._looks: dict[int, Asked] = {}
         self._job_of: dict[Mark, int] = {}
         self._stuck: dict[Mark, int] = {}  # by jobs that were abandoned and hang still
         self._known: dict[str, Request] = {}
         self._failed: set[str] = set()  # Invariant: all of them known
+        self._over: dict[str, Look] = {}  # Invariant: all of them known
         self._held_slots = 0
 
     def arrive(
@@ -119,10 +58,8 @@ class FetchPlanner:
         if self._known.get(request.request_id) is not request:
             self._known[request.request_id] = request
             self._failed.discard(request.request_id)
-        if request.request_id in self._failed or self._is_overdue(now_s):
-            return None
         stop_tokens = self._stop_tokens(request)
-        arrival = Arrival(request, deadline_s, [])
+        arrival = Arrival(request, deadline_s, [], known_tokens=stop_tokens)
         asked: list[WantedObject] = []
         for shape in self._objects.dense:
             first = self._objects_here(shape, request, stop_tokens)
@@ -134,11 +71,14 @@ class FetchPlanner:
         ):
             here = self._objects.at(request.block_hashes, boundary)
             asked += [each for each in here if not self._has_all(each)]
+        if not asked:
+            return None
         tokens = stop_tokens - self._least_here(arrival)
-        if not asked or tokens < self._min_tokens:
+        if reason := self._reason_not_to_look(request, tokens, now_s):
+            self._over[request.request_id] = self._look(arrival, reason)
             return None
         self._ticket_count += 1
-        self._looks[self._ticket_count] = Look(arrival, asked)
+        self._looks[self._ticket_count] = Asked(arrival, asked)
         self.arrivals[request.request_id] = arrival
         self.counts.looks += 1
         return self._ticket_count, asked
@@ -157,7 +97,7 @@ class FetchPlanner:
         arrival, at = look.arrival, 0
         there: set[Mark] = set()
         missing: list[Mark] = []
-        for each in look.asked:
+        for each in look.objects:
             count = parts_of(each.shape.group.index)
             parts = present[at : at + count]
             if len(parts) < count:
@@ -168,11 +108,13 @@ class FetchPlanner:
             else:
                 missing.append(each.mark)
         arrival.boundaries = self._within_reach(arrival, there)
-        gain = max(arrival.boundaries, default=0) - self._least_here(arrival)
-        if gain > 0 and gain >= self._min_tokens:
+        arrival.known_tokens = max(arrival.boundaries, default=0)
+        gain = arrival.known_tokens - self._least_here(arrival)
+        reason = self._reason_not_to_fetch(gain)
+        if reason is None:
             arrival.state = FetchState.FOUND
         else:
-            self.end(arrival)
+            self.end(arrival, reason)
         return missing
 
     def _stop_tokens(self, request: Request) -> int:
@@ -284,6 +226,8 @@ class FetchPlanner:
     def started(self, arrival: Arrival, number: int, parts: Sequence[Placed]) -> None:
         """A job that brings ``parts`` for an arrival has a number."""
         arrival.jobs.add(number)
+        arrival.asked_tokens += sum(map(self._tokens_of, parts))
+        arrival.started_s = self._pace.clock()
         self.counts.started_objects += len(parts)
         for part in parts:
             self._job_of.update(dict.fromkeys(_marks(part), number))
@@ -304,16 +248,20 @@ class FetchPlanner:
                 self._index.abandon(part)
                 self.counts.missed_objects += 1
                 missing.append((stored.group, stored.name))
+                arrival.reason = MissReason.FAILED
                 if self._known.get(request_id) is arrival.request:
                     self._failed.add(request_id)
                 continue
             self.counts.fetched_objects += 1
+            arrival.came_tokens += self._tokens_of(part)
             arrived = self._index.acknowledge(part)
             if arrived == len(part) and self.arrivals.get(request_id) is arrival:
                 self._index.pin(part.slots)
                 arrival.held.extend(part.slots)
+                if part.columns.group == self._lead.group.index:
+                    arrival.held_tokens += len(part) * self._lead.group.block_tokens
                 self._held_slots += len(part)
-        self._job_over(number)
+        self._job_over(number, arrival)
         return missing
 
     def abandoned(self, entry: OpenJob[Fetched]) -> None:
@@ -329,27 +277,37 @@ class FetchPlanner:
                     del self._job_of[mark]
                     self._stuck[mark] = number
             self._index.disown(part)
-        self._job_over(number)
+        entry.detail.arrival.reason = MissReason.LATE
+        self._job_over(number, entry.detail.arrival)
 
-    def end(self, arrival: Arrival) -> None:
-        """Nothing more will come for this request."""
+    def end(self, arrival: Arrival, reason: MissReason | None = None) -> None:
+        """Nothing more will come for this request, for this reason."""
         arrival.state = FetchState.OVER
+        arrival.reason = arrival.reason or reason
         request_id = arrival.request.request_id
         if not arrival.held and self.arrivals.get(request_id) is arrival:
             del self.arrivals[request_id]
+            self._over[request_id] = self._look(arrival, MissReason.BUSY)
 
-    def drop(self, request_id: str) -> None:
-        """The request was admitted or has ended: what was held for it is let go."""
+    def drop(self, request_id: str, now_s: float) -> Look:
+        """The request was admitted or has ended: what was held for it is let go.
+
+        What came of the look for its prefix.
+        """
+        over = self._over.pop(request_id, NOTHING_FOUND)
         arrival = self.arrivals.pop(request_id, None)
-        if arrival is not None:
-            self._index.unpin(arrival.held)
-            self._held_slots -= len(arrival.held)
+        if arrival is None:
+            return over
+        self._index.unpin(arrival.held)
+        self._held_slots -= len(arrival.held)
+        is_late = arrival.state is not FetchState.OVER and now_s >= arrival.deadline_s
+        return self._look(arrival, MissReason.LATE if is_late else MissReason.BUSY)
 
     def forget(self, request: Request) -> None:
         """The request has ended; its id may be another's already."""
         request_id = request.request_id
         if self._known.get(request_id) is request:
-            self.drop(request_id)
+            self.drop(request_id, 0.0)
             del self._known[request_id]
             self._failed.discard(request_id)
 
@@ -358,18 +316,51 @@ class FetchPlanner:
         self._job_of.clear()
         self._stuck.clear()
         for arrival in list(self.arrivals.values()):
-            self.end(arrival)
+            self.end(arrival, MissReason.ABSENT)
 
     @property
     def held_slots(self) -> int:
         """Slots held for requests that wait."""
         return self._held_slots
 
+    def _look(self, arrival: Arrival, reason: MissReason) -> Look:
+        """What has come of an arrival; ``reason`` unless there is one already."""
+        return Look(arrival.held_tokens, arrival.known_tokens, arrival.reason or reason)
+
+    @property
+    def _lead(self) -> ObjectShape:
+        """The objects that tokens are counted by: every prefix is covered by one group's once."""
+        return self._objects.shapes[0]
+
+    def _tokens_of(self, part: Placed) -> int:
+        return self._lead.tokens if part.columns.group == self._lead.group.index else 0
+
+    def _reason_not_to_look(self, request: Request, tokens: int, now_s: float) -> MissReason | None:
+        if request.request_id in self._failed:
+            return MissReason.FAILED
+        if self._is_overdue(now_s):
+            return MissReason.LATE
+        return MissReason.SHORT if tokens < self._min_tokens else None
+
+    def _reason_not_to_fetch(self, tokens: int) -> MissReason | None:
+        if tokens <= 0:
+            return MissReason.ABSENT
+        if tokens < self._min_tokens:
+            return MissReason.SHORT
+        return None if self._pace.should_fetch(tokens) else MissReason.SLOWER
+
     def _is_overdue(self, now_s: float) -> bool:
         """Whether the oldest look should have been answered by now."""
         return any(look.arrival.deadline_s <= now_s for look in islice(self._looks.values(), 1))
 
-    def _job_over(self, number: int) -> None:
+    def _job_over(self, number: int, arrival: Arrival) -> None:
+        arrival.jobs.discard(number)
+        if arrival.asked_tokens and not arrival.jobs:
+            # What failed says nothing of how long a fetch takes.
+            if arrival.reason is not MissReason.FAILED:
+                asked, came = arrival.asked_tokens, arrival.came_tokens
+                self._pace.fetched(asked, came, arrival.started_s)
+            arrival.asked_tokens = 0
         for arrival in list(self.arrivals.values()):
             arrival.jobs.discard(number)
             if arrival.state is FetchState.FETCHING and not arrival.jobs:
@@ -385,12 +376,3 @@ def _forget_all(job_of: dict[Mark, int], marks: Sequence[Mark], number: int) -> 
     for mark in marks:
         if job_of.get(mark) == number:
             del job_of[mark]
-
-
-def keys_asked(keys: KeyMaker, rank_count: int, asked: Sequence[WantedObject]) -> list[Key]:
-    """Every rank's key of every object: all ranks of the first object, then of the next."""
-    return [
-        keys.key(each.shape.group.index, rank, each.names.name)
-        for each in asked
-        for rank in range(rank_count)
-    ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from moonstep.engine import Request
+from moonstep.engine import Request, SchedulerOutput
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.misses import NOTHING_FOUND, Look
 from moonstep.wire import Job, RankReport
 
 
@@ -21,8 +22,8 @@ class NoTier:
     def is_pending(self, request: Request) -> bool:
         return False
 
-    def admitted(self, request_id: str) -> None:
-        pass
+    def admitted(self, request_id: str) -> Look:
+        return NOTHING_FOUND
 
     def finished(self, request: Request) -> None:
         pass
@@ -34,6 +35,9 @@ class NoTier:
         pass
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
+        pass
+
+    def saw(self, output: SchedulerOutput) -> None:
         pass
 
     def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:

@@ -34,17 +34,21 @@ class Promises:
 
     def make(self, request: Request, local_tokens: int) -> LoadSpec:
         """What the host cache can restore beyond ``local_tokens``, the engine's own hit."""
-        hit = 0
+        found = 0
         if not request.skip_reading_prefix_cache and options_of(request).load:
-            hit = self._lookup.hit_tokens(self._index, request, local_tokens)
-            hit = hit if hit >= self._settings.min_hit_tokens else 0
+            found = self._lookup.hit_tokens(self._index, request, local_tokens)
+        hit = found if found >= self._settings.min_hit_tokens else 0
         sliced = hit > 0 and (
             self._all_sliced
             or read_bytes(self._groups, local_tokens, local_tokens + hit)
             > self._settings.sync_restore_bytes - self._sync_bytes
         )
-        promise = self._of[request.request_id] = LoadSpec(local_tokens, hit, sliced)
+        promise = self._of[request.request_id] = LoadSpec(local_tokens, hit, sliced, found)
         return promise
+
+    def get(self, request_id: str) -> LoadSpec | None:
+        """What the request was answered in this step, if it asked."""
+        return self._of.get(request_id)
 
     def keep(self, request_id: str, external_tokens: int) -> LoadSpec:
         """The engine takes ``external_tokens`` of what the request was promised."""

@@ -18,9 +18,10 @@ from moonstep.scheduler.ledger import CaptureLedger
 from moonstep.scheduler.lives import Lives, changes_nothing, starts_of
 from moonstep.scheduler.loads import LoadQueue
 from moonstep.scheduler.lookahead import LookAhead
+from moonstep.scheduler.misses import NOTHING_FOUND, Look, overruled
 from moonstep.scheduler.notier import NoTier
 from moonstep.scheduler.objects import ObjectPlan
-from moonstep.scheduler.options import options_of, what_is_wrong
+from moonstep.scheduler.options import options_of, reads_store, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.promises import Promises
 from moonstep.scheduler.residency import Residency
@@ -57,10 +58,10 @@ class MooncakeStoreScheduler:
     ) -> None:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
-        residency = Residency(self._lookahead.passed_on)
         unit_tokens = ObjectPlan.of(groups, settings.chunk_tokens).unit_tokens if store else 0
         boundaries = Boundaries.of(groups, settings.retention_interval, unit_tokens)
         strides = boundaries.strides
+        residency = Residency(self._lookahead.passed_on)
         self.index = HostIndex(len(strides), LruPolicy(), residency, strides)
         self._settings = settings
         self._groups = tuple(groups)
@@ -82,6 +83,7 @@ class MooncakeStoreScheduler:
         self.tier: Tier = store(self.index) if store else NoTier()
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
+        self._looks: dict[str, Look] = {}  # of requests whose lives have not begun yet
         self._fills = FillClock(groups, tokens_per_decode)
         self._step = 0
         # Said, as promises are, within the step that is being built; emptied when its plan is made.
@@ -114,12 +116,7 @@ class MooncakeStoreScheduler:
         """A request has arrived. What it asks of the cache is checked here, so it is said once."""
         if wrong := what_is_wrong(request):
             logger.warning("request %s: %s; the defaults apply", request.request_id, wrong)
-        self._look_for(request)
-
-    def _look_for(self, request: Request) -> None:
-        """Begin to look for the request's prefix behind the host cache, if it may be used."""
-        elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
-        if options_of(request).load and not (request.skip_reading_prefix_cache or elsewhere):
+        if reads_store(request):
             self.tier.arrived(request)
 
     def get_num_new_matched_tokens(
@@ -144,9 +141,11 @@ class MooncakeStoreScheduler:
         twice: when its blocks are allocated, and with 0 when it runs at last.
         """
         load = None
+        look, said = self.tier.admitted(request.request_id), self._promises.get(request.request_id)
+        look = overruled(look, request, said, num_external_tokens)
+        self._looks.setdefault(request.request_id, look)
         if num_external_tokens:
             load = self._promises.keep(request.request_id, num_external_tokens)
-        self.tier.admitted(request.request_id)
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
@@ -185,6 +184,7 @@ class MooncakeStoreScheduler:
         captures = self._plan_captures(output, victims)
         for request, boundary in self._sparse.take_reached():
             self.tier.kept(request, boundary)
+        self.tier.saw(output)
         jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
@@ -260,9 +260,7 @@ class MooncakeStoreScheduler:
 
     # Lives and their tables.
 
-    def _end_lives(
-        self, output: SchedulerOutput
-    ) -> tuple[list[RequestTracker], list[RequestTracker]]:
+    def _end_lives(self, output: SchedulerOutput) -> tuple[list[RequestTracker], ...]:
         """End the lives this step ends: those it preempts, and those that leave a trail behind."""
         ended = [self._end_life(request_id) for request_id in output.preempted_req_ids or ()]
         finished: list[RequestTracker] = []
@@ -272,10 +270,12 @@ class MooncakeStoreScheduler:
                 finished.append(tracker)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
+            self._looks.pop(request_id, None)
         victims = [tracker for tracker in ended if tracker is not None]
         for tracker in victims:
-            if tracker.request_id not in (output.finished_req_ids | self._admitted.keys()):
-                self._look_for(tracker.request)
+            is_gone = tracker.request_id in (output.finished_req_ids | self._admitted.keys())
+            if not is_gone and reads_store(tracker.request):
+                self.tier.arrived(tracker.request)
         return victims, finished
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
@@ -304,7 +304,8 @@ class MooncakeStoreScheduler:
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
         sliced = self._forget_sliced(request_id)
-        self.stats.count_life(request, load or sliced, num_computed_tokens)
+        look = self._looks.pop(request_id, NOTHING_FOUND)
+        self.stats.count_life(request, load or sliced, num_computed_tokens, look, self._groups[0])
         if saves:
             self._fills.enter(tracker, self._step)
             self.tier.went_on(request, num_computed_tokens)

@@ -18,12 +18,14 @@ from moonstep.scheduler.trail import Trail
 class LoadSpec:
     """What a request is promised from the host cache: tokens ``[local, local + external)``.
 
-    ``sliced`` promises are the engine's asynchronous loads.
+    ``sliced`` promises are the engine's asynchronous loads. ``found_tokens`` is what there was to
+    promise, before it was found too short.
     """
 
     local_tokens: int
     external_tokens: int
     sliced: bool = False
+    found_tokens: int = 0
 
     @property
     def stop_tokens(self) -> int:
