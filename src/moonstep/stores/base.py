@@ -149,6 +149,20 @@ class RegistersMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class Discards(Protocol):
+    """A store whose ``remove`` leaves alone what somebody reads just now."""
+
+    def discard(self, keys: Sequence[Key]) -> list[bool]:
+        """Remove objects that are damaged, whoever reads them. Answers as ``remove`` does."""
+        ...
+
+
+def discard(store: Store, keys: Sequence[Key]) -> list[bool]:
+    """Remove damaged objects from a store, in whichever way it has."""
+    return store.discard(keys) if isinstance(store, Discards) else store.remove(keys)
+
+
 def namespace_of(key: Key) -> str:
     """The namespace a key belongs to.
 

@@ -26,6 +26,7 @@ from moonstep.stores.base import (
     StoreUnwell,
     Transfer,
     Usage,
+    discard,
 )
 from moonstep.stores.header import HEADER_BYTES, Damage, seal, verify
 
@@ -151,7 +152,7 @@ class CheckedStore:
         for found in damaged:
             self.damaged.write(found)
         try:
-            self._inner.remove([found.key for found in damaged])
+            discard(self._inner, [found.key for found in damaged])
         except StoreUnwell:
             logger.warning("%d damaged objects could not be removed", len(damaged), exc_info=True)
 

@@ -14,7 +14,7 @@ from moonstep.audit.inspector import Kept
 from moonstep.stores import memory
 from moonstep.stores.faulty import Fault, FaultyStore
 from moonstep.stores.header import HEADER_BYTES, verify
-from moonstep.stores.urls import open_store
+from moonstep.stores.urls import Use, open_store
 
 if TYPE_CHECKING:
     import random
@@ -183,9 +183,9 @@ class FaultyStores:
         self.opened: list[FaultyStore] = []
         self.struck = 0
 
-    def open(self, text: str, *, inspecting: bool = False) -> FaultyStore:
+    def open(self, text: str, use: Use = Use.SERVE) -> FaultyStore:
         """What Moonstep's `open_store` does, with a wrapper that obeys."""
-        store = _CountedStore(open_store(text, inspecting=inspecting))
+        store = _CountedStore(open_store(text, use))
         self.opened.append(store)
         return store
 

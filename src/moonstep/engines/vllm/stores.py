@@ -14,7 +14,7 @@ from moonstep.stores.asking import LookupThread
 from moonstep.stores.base import Store, StoreUnwell
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.measured import MeasuredStore
-from moonstep.stores.urls import open_store
+from moonstep.stores.urls import Use, open_store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,7 +36,7 @@ class SchedulerStore:
         self._settings = settings
         self._facts = facts
         self._keyring = VllmKeyring(settings, config, kv_cache_config)
-        self._lookup = LookupThread(_open(settings))
+        self._lookup = LookupThread(_open(settings, Use.LOOK_UP))
         self._lookup.start()
 
     def make_tier(self, index: HostIndex) -> StoreTier:
@@ -62,13 +62,13 @@ def worker_store(settings: Settings) -> Store | None:
     Raises:
         SettingError: when it cannot be opened.
     """
-    return CheckedStore(MeasuredStore(_open(settings))) if settings.store else None
+    return CheckedStore(MeasuredStore(_open(settings, Use.SERVE))) if settings.store else None
 
 
-def _open(settings: Settings) -> Store:
+def _open(settings: Settings, use: Use) -> Store:
     if settings.store is None:
         raise SettingError("store", None, "name a store")
     try:
-        return open_store(settings.store)
+        return open_store(settings.store, use)
     except StoreUnwell as error:
         raise SettingError("store", settings.store, f"it does not open: {error}") from error

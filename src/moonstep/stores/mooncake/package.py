@@ -1,0 +1,48 @@
+"""Mooncake's Python package: loaded when it is needed, with words for when it cannot be."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+PACKAGE: Final = "mooncake-transfer-engine-non-cuda"
+CUDA_PACKAGE: Final = "mooncake-transfer-engine"
+SYSTEM_LIBRARIES: Final = ("libibverbs1", "libnuma1", "libcurl4")
+"""Debian's packages of the shared libraries that it loads and does not bring (Debian 13 calls the
+last one ``libcurl4t64``)."""
+
+
+class PackageMissing(RuntimeError):
+    """Mooncake's package is not installed, or does not load. The message says what to install."""
+
+
+def load() -> ModuleType:
+    """The module ``mooncake.store``.
+
+    Its C++ code writes to the process's standard error: several lines a client, and one for every
+    object that is not there. From here on it writes only what ends the process, unless the
+    environment's ``GLOG_minloglevel`` says otherwise.
+
+    Raises:
+        PackageMissing: with one line that says what to install.
+    """
+    os.environ.setdefault("GLOG_minloglevel", "3")
+    try:
+        return import_module("mooncake.store")
+    except ModuleNotFoundError as error:
+        raise PackageMissing(missing()) from error
+    except ImportError as error:
+        libraries = " ".join(SYSTEM_LIBRARIES)
+        raise PackageMissing(
+            f"Mooncake does not load: {error}; on Debian or Ubuntu: apt-get install {libraries}"
+        ) from error
+
+
+def missing() -> str:
+    """What to say when it is not installed."""
+    return (
+        f"Mooncake is not installed: pip install 'moonstep[mooncake]' ({PACKAGE}; "
+        f"with CUDA: {CUDA_PACKAGE})"
+    )

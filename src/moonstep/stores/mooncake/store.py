@@ -1,0 +1,268 @@
+"""The Mooncake store itself: the verbs of a store on a client of Mooncake's package."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+from moonstep.stores.base import Get, Key, Put, StoreUnwell, Transfer
+from moonstep.stores.mooncake import package
+from moonstep.stores.mooncake.address import Placed
+from moonstep.stores.mooncake.client import ANSWER_S, Client
+from moonstep.stores.mooncake.codes import Code, Meaning, code
+from moonstep.stores.mooncake.master import answers
+from moonstep.stores.mooncake.options import OWN_SEGMENT, MooncakeOptions, SoftPin
+from moonstep.stores.urls import Opener, StoreUrl
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_PUT: Final = {
+    Meaning.DONE: Put.STORED,
+    Meaning.EXISTS: Put.ALREADY_THERE,
+    Meaning.PRESSURE: Put.NO_SPACE,
+}
+_GET: Final = {
+    Meaning.MISS: Get.MISS,
+    Meaning.DAMAGED: Get.DAMAGED,
+}
+
+
+class Errors:
+    """Return codes that were failures, counted by verb and name; each kind is logged once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def counts(self) -> dict[str, int]:
+        """Such as ``{"put TRANSFER_FAIL": 3}``."""
+        with self._lock:
+            return dict(self._counts)
+
+    def write(self, verb: str, found: Code) -> None:
+        kind = f"{verb} {found.name}"
+        with self._lock:
+            self._counts[kind] += 1
+            is_first = self._counts[kind] == 1
+        if is_first and found.meaning is Meaning.FAILED and found.name != "OBJECT_HAS_LEASE":
+            logger.warning("Mooncake store: %s (%d; logged once, then counted)", kind, found.number)
+
+
+class MooncakeStore:
+    """A :class:`Store` in a Mooncake Store, shared by all clients of a master.
+
+    It begins without a client; ``probe`` makes one, and until it has, every verb raises
+    ``StoreUnwell``. From then on the client stays, also when the master goes and comes back: it
+    mounts its segment again by itself. What was in a master that was restarted is gone.
+
+    The verbs block for as long as the master does. An object that is discarded, or replaced by one
+    of another size, while another client reads it may give that client the bytes of a third one;
+    the checks around every object find that out.
+    """
+
+    def __init__(self, options: MooncakeOptions, module: ModuleType) -> None:
+        self._options = options
+        self._module = module
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._regions: list[memoryview] = []
+        self._is_closed = False
+        self.errors = Errors()
+
+    @property
+    def registrations(self) -> int:
+        """Regions of memory that are registered with the client."""
+        return self._client.registrations if self._client else 0
+
+    def probe(self) -> None:
+        """Make a client, if there is none, and see whether the master answers.
+
+        Raises ``StoreUnwell`` when it does not. Never blocks for long on a master that is stopped.
+        """
+        with self._lock:
+            self._check_open()
+            if self._client is None:
+                client = Client.connect(self._module, self._options)
+                for region in self._regions:
+                    client.register(region)
+                self._client = client
+                return
+        if not answers(self._options.master, ANSWER_S):
+            raise StoreUnwell(f"no master answers at {self._options.master}")
+
+    def register(self, memory: memoryview) -> None:
+        """Tell the client of memory; and every client that comes later. Keeps the memory alive."""
+        with self._lock:
+            self._check_open()
+            if self._client is not None:
+                self._client.register(memory)
+            self._regions.append(memory)
+
+    def contains(self, keys: Sequence[Key]) -> list[bool]:
+        codes = self._run("contains", keys, lambda handle: handle.batch_is_exist(list(keys)))
+        return [found.number > 0 for found in codes]
+
+    def put(self, items: Sequence[Transfer]) -> list[Put]:
+        there = self.contains([item.key for item in items])
+        sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
+        same = {item.key for item in items if sizes.get(item.key) == item.nbytes}
+        others = [key for key in sizes if key not in same]
+        if others:
+            self.discard(others)
+        rest = [item for item in items if item.key not in same]
+        stored = iter(self._put(rest))
+        return [Put.ALREADY_THERE if item.key in same else next(stored) for item in items]
+
+    def get(self, items: Sequence[Transfer]) -> list[Get]:
+        placed = [Placed.of(item) for item in items]
+        codes = self._run(
+            "get",
+            placed,
+            lambda handle: handle.batch_get_into_multi_buffers(
+                [each.key for each in placed],
+                [each.addresses for each in placed],
+                [each.sizes for each in placed],
+            ),
+        )
+        pairs = list(zip(placed, codes, strict=True))
+        # A size that differs shows as one of several failures: ask what it is.
+        sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
+        return [self._got(each, got, sizes) for each, got in pairs]
+
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        """What was looked for or read within the last seconds has a lease, and stays."""
+        return self._remove(keys, is_forced=False)
+
+    def discard(self, keys: Sequence[Key]) -> list[bool]:
+        """Leases are passed over: a damaged object would stay for as long as somebody reads it."""
+        return self._remove(keys, is_forced=True)
+
+    def clear(self) -> int:
+        """Remove every object of the master, of whatever namespace; how many there were."""
+        with self._calling() as handle:
+            return int(handle.remove_all(True))
+
+    def close(self) -> None:
+        """Waits for calls under way, which a master that is stopped keeps for half a minute."""
+        with self._lock:
+            self._is_closed, client = True, self._client
+        if client is not None:
+            client.close()
+
+    def _remove(self, keys: Sequence[Key], *, is_forced: bool) -> list[bool]:
+        codes = self._run("remove", keys, lambda handle: handle.batch_remove(list(keys), is_forced))
+        return [found.meaning is Meaning.DONE for found in codes]
+
+    def _put(self, items: Sequence[Transfer]) -> list[Put]:
+        placed = [(self._is_pinned(item), Placed.of(item)) for item in items]
+        answers: dict[int, Put] = {}
+        for is_pinned in (False, True):
+            chosen = [n for n, (pinned, _) in enumerate(placed) if pinned is is_pinned]
+            codes = self._put_alike([placed[n][1] for n in chosen], is_pinned)
+            for number, found in zip(chosen, codes, strict=True):
+                answers[number] = _PUT.get(found.meaning, Put.FAILED)
+        return [answers[number] for number in range(len(items))]
+
+    def _put_alike(self, placed: Sequence[Placed], is_pinned: bool) -> list[Code]:
+        return self._run(
+            "put",
+            placed,
+            lambda handle: handle.batch_put_from_multi_buffers(
+                [each.key for each in placed],
+                [each.addresses for each in placed],
+                [each.sizes for each in placed],
+                self._replication(handle, is_pinned),
+            ),
+        )
+
+    def _replication(self, handle: Any, is_pinned: bool) -> Any:
+        config = self._module.ReplicateConfig()
+        config.replica_num = self._options.replicas
+        preferred = self._options.preferred_segment
+        if preferred is not None:
+            config.preferred_segment = (
+                handle.get_hostname() if preferred == OWN_SEGMENT else preferred
+            )
+        if is_pinned:
+            config.soft_pin_action = self._module.SoftPinAction.ENABLE
+        return config
+
+    def _is_pinned(self, item: Transfer) -> bool:
+        match self._options.soft_pin:
+            case SoftPin.ALL:
+                return True
+            case SoftPin.HEADS:
+                return item.parent is None
+        return False
+
+    def _got(self, placed: Placed, got: Code, sizes: dict[Key, int | None]) -> Get:
+        if got.meaning is Meaning.DONE:
+            return Get.HIT if got.number == placed.nbytes else Get.DAMAGED
+        if got.meaning is Meaning.FAILED and sizes.get(placed.key) not in (None, placed.nbytes):
+            return Get.DAMAGED
+        return _GET.get(got.meaning, Get.FAILED)
+
+    def _sizes(self, keys: Sequence[Key]) -> dict[Key, int | None]:
+        """Bytes of each object that is there; ``None`` where its replicas do not tell."""
+        if not keys:
+            return {}
+        with self._calling() as handle:
+            replicas = handle.batch_get_replica_desc(list(keys))
+        return {key: _size(replicas[key][0]) for key in keys if replicas.get(key)}
+
+    def _run(
+        self, verb: str, batch: Sequence[Any], call: Callable[[Any], Sequence[int]]
+    ) -> list[Code]:
+        """The codes of one call, one for each of ``batch``. Raises ``StoreUnwell``."""
+        with self._calling() as handle:
+            if not batch:
+                return []
+            numbers = call(handle)
+        if len(numbers) != len(batch):
+            raise StoreUnwell(f"{verb} of {len(batch)} objects gave {len(numbers)} answers")
+        codes = [code(number) for number in numbers]
+        for found in codes:
+            if found.meaning not in (Meaning.DONE, Meaning.MISS, Meaning.EXISTS):
+                self.errors.write(verb, found)
+            if found.meaning is Meaning.UNWELL:
+                raise StoreUnwell(f"{verb}: {found.name} ({found.number})")
+        return codes
+
+    def _calling(self) -> Any:
+        client = self._client
+        if client is None:
+            self._check_open()
+            raise StoreUnwell(f"no client of the master at {self._options.master} yet")
+        return client.calling()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnwell("the Mooncake store is closed")
+
+
+def _size(replica: Any) -> int | None:
+    if replica.is_memory_replica():
+        return int(replica.get_memory_descriptor().buffer_descriptor.size)
+    if replica.is_disk_replica():
+        return int(replica.get_disk_descriptor().object_size)
+    return None
+
+
+def backend(url: StoreUrl) -> Opener:
+    """``mooncake://MASTER:PORT?segment=32GiB&protocol=rdma``. The package is loaded on opening."""
+    options = MooncakeOptions.of_url(url)
+
+    def open_mooncake() -> MooncakeStore:
+        try:
+            module = package.load()
+        except package.PackageMissing as error:
+            raise url.error(str(error)) from error
+        return MooncakeStore(options, module)
+
+    return open_mooncake
