@@ -13,6 +13,7 @@ from typing import Self
 import pytest
 
 from moonstep.stores.mooncake import package, process
+from moonstep.stores.mooncake.metrics import read_status
 from moonstep.stores.mooncake.process import MasterPlan
 
 
@@ -55,6 +56,10 @@ class Master:
         """What to write into ``store``."""
         rest = "".join(f"&{name}={value}" for name, value in params.items())
         return f"mooncake://{self.plan.address}?segment={segment}{rest}"
+
+    def keys(self) -> int:
+        """How many objects its clients have put."""
+        return read_status(self.plan.metrics).objects
 
     def start(self) -> None:
         self._process = process.start(self.plan, self._log)

@@ -20,6 +20,9 @@ class StoreUnwell(RuntimeError):
     Whoever catches it takes the whole batch as not done, and may leave the store alone for a while.
     """
 
+    is_told: bool = False
+    """Whether the log says so already, and need not be told again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -147,6 +150,12 @@ class RegistersMemory(Protocol):
         when the memory cannot be registered.
         """
         ...
+
+
+def register(store: Store, memory: memoryview) -> None:
+    """Tell a store of memory, if it is one that wants to know. Raises ``StoreUnwell``."""
+    if memory.nbytes and isinstance(store, RegistersMemory):
+        store.register(memory)
 
 
 @runtime_checkable

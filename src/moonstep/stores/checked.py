@@ -21,12 +21,12 @@ from moonstep.stores.base import (
     Inspectable,
     Key,
     Put,
-    RegistersMemory,
     Store,
     StoreUnwell,
     Transfer,
     Usage,
     discard,
+    register,
 )
 from moonstep.stores.header import HEADER_BYTES, Damage, seal, verify
 
@@ -94,8 +94,7 @@ class CheckedStore:
 
     def register(self, memory: memoryview) -> None:
         """Tell the store of memory, if it is one that wants to know."""
-        if isinstance(self._inner, RegistersMemory):
-            self._inner.register(memory)
+        register(self._inner, memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         return self._inner.contains(keys)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from moonstep.stores.base import Get, Key, Put, RegistersMemory, Store, Transfer, discard
+from moonstep.stores.base import Get, Key, Put, Store, Transfer, discard, register
 
 LATENCY_BOUNDS_S: Final = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
 """Upper bounds of the latency counts; the last count is of what took longer."""
@@ -70,8 +70,7 @@ class MeasuredStore:
             return {verb: stats.copy() for verb, stats in self._stats.items()}
 
     def register(self, memory: memoryview) -> None:
-        if isinstance(self._inner, RegistersMemory):
-            self._inner.register(memory)
+        register(self._inner, memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         with self._measured("contains", len(keys)) as call:

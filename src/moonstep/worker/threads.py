@@ -48,6 +48,8 @@ class Wellbeing:
 
     def note(self, error: StoreUnwell | None) -> None:
         """A call has come back, with this error or without one."""
+        if error is not None and error.is_told:
+            return
         with self._lock:
             changed = self._is_well != (error is None)
             self._is_well = error is None

@@ -8,10 +8,11 @@ import pytest
 
 from moonstep.stores.base import Store, StoreUnwell
 from moonstep.stores.checked import CheckedStore
+from moonstep.stores.guarded import GuardedStore
 from moonstep.stores.measured import MeasuredStore
-from moonstep.stores.mooncake import MooncakeStore
+from moonstep.stores.mooncake import MooncakeStore, package
+from moonstep.stores.mooncake.options import MooncakeOptions
 from moonstep.stores.testing import StoreContract
-from moonstep.stores.urls import open_store
 from tests.masters import Master
 
 
@@ -30,9 +31,8 @@ def mooncake(master: Master, opened: list[MooncakeStore]) -> MooncakeStore:
     if opened and is_closed(opened[0]):
         opened.clear()
     if not opened:
-        store = open_store(master.url(segment="128MiB"))
-        assert isinstance(store, MooncakeStore)
-        opened.append(store)
+        options = MooncakeOptions(master.plan.address, segment_bytes=128 << 20)
+        opened.append(MooncakeStore(options, package.load()))
     opened[0].probe()
     opened[0].clear()
     return opened[0]
@@ -52,7 +52,11 @@ class TestMooncakeStore(StoreContract):
         return mooncake
 
 
-class TestWrappedMooncakeStore(StoreContract):
+class TestStackedMooncakeStore(StoreContract):
+    """As a worker stacks it."""
+
     @pytest.fixture
     def store(self, mooncake: MooncakeStore) -> Store:
-        return CheckedStore(MeasuredStore(mooncake))
+        guarded = GuardedStore(mooncake, "the store under test")
+        assert guarded.wait_well(20) is None
+        return CheckedStore(MeasuredStore(guarded))

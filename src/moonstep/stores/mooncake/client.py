@@ -33,6 +33,10 @@ ANSWER_S: Final = 1.0
 """How long a master may take to show that it runs, before a client is set up or closed."""
 
 
+class SetUpRefused(StoreUnwell):
+    """The master is there, and yet Mooncake makes no client: a setting does not fit the machine."""
+
+
 class Client:
     """A client that is set up. ``registrations`` counts the regions registered with it."""
 
@@ -67,9 +71,9 @@ class Client:
             **tenant,
         )
         if status != 0:
-            raise StoreUnwell(
+            raise SetUpRefused(
                 f"Mooncake does not set up a client of {options.master} ({status}); with "
-                "GLOG_minloglevel=0 in the environment it writes to standard error why"
+                "MC_LOG_LEVEL=INFO in the environment it writes to standard error why"
             )
         return cls(handle, options)
 

@@ -21,14 +21,14 @@ class PackageMissing(RuntimeError):
 def load() -> ModuleType:
     """The module ``mooncake.store``.
 
-    Its C++ code writes to the process's standard error: several lines a client, and one for every
-    object that is not there. From here on it writes only what ends the process, unless the
-    environment's ``GLOG_minloglevel`` says otherwise.
+    Its C++ code writes many lines to the process's standard error; from here on only errors, unless
+    the environment says otherwise: ``MC_LOG_LEVEL=INFO`` and ``GLOG_minloglevel=0`` show all.
 
     Raises:
         PackageMissing: with one line that says what to install.
     """
-    os.environ.setdefault("GLOG_minloglevel", "3")
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("GLOG_minloglevel", "2")
     try:
         return import_module("mooncake.store")
     except ModuleNotFoundError as error:

@@ -17,7 +17,6 @@ from moonstep.stores.mooncake.package import PackageMissing, missing
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_METRICS_PORT: Final = 9003
 READY_S: Final = 20.0
-STOP_S: Final = 10.0
 
 
 class MasterFailed(RuntimeError):
@@ -145,13 +144,14 @@ def _wait_ready(
     deadline = clock() + READY_S
     while clock() < deadline:
         if process.poll() is not None:
-            raise MasterFailed(f"the master ended with {process.returncode}: {_last_line(log)}")
+            raise MasterFailed(f"the master ended with {process.returncode}: {last_line(log)}")
         if answers(plan.address, 0.5):
             return
         time.sleep(0.02)
-    raise MasterFailed(f"the master did not answer within {READY_S:.0f} s: {_last_line(log)}")
+    raise MasterFailed(f"the master did not answer within {READY_S:.0f} s: {last_line(log)}")
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """The end of a log, for an error message."""
     lines = log.read_text(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -7,12 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from moonstep.stores.base import Get, Key, Put, StoreUnwell, Transfer
+from moonstep.stores.base import Get, Key, Put, Store, StoreUnwell, Transfer
+from moonstep.stores.guarded import GuardedStore
 from moonstep.stores.mooncake import package
 from moonstep.stores.mooncake.address import Placed
-from moonstep.stores.mooncake.client import ANSWER_S, Client
+from moonstep.stores.mooncake.client import ANSWER_S, Client, SetUpRefused
 from moonstep.stores.mooncake.codes import Code, Meaning, code
 from moonstep.stores.mooncake.master import answers
 from moonstep.stores.mooncake.options import OWN_SEGMENT, MooncakeOptions, SoftPin
@@ -20,7 +21,8 @@ from moonstep.stores.urls import Opener, StoreUrl
 
 logger = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+CONNECT_S: Final = 10.0
+"""How long opening waits for the first answer; mapping a large segment may take longer."""
 
 _PUT: Final = {
     Meaning.DONE: Put.STORED,
@@ -255,14 +257,25 @@ def _size(replica: Any) -> int | None:
 
 
 def backend(url: StoreUrl) -> Opener:
-    """``mooncake://MASTER:PORT?segment=32GiB&protocol=rdma``. The package is loaded on opening."""
+    """``mooncake://MASTER:PORT?segment=32GiB&protocol=rdma``. The package is loaded on opening.
+
+    A master that does not answer yet is waited for in the background, unless the store is opened to
+    be looked at. Raises ``SettingError`` for what no waiting will mend.
+    """
     options = MooncakeOptions.of_url(url)
 
-    def open_mooncake() -> MooncakeStore:
+    def open_mooncake() -> Store:
         try:
-            module = package.load()
+            store = MooncakeStore(options, package.load())
         except package.PackageMissing as error:
             raise url.error(str(error)) from error
-        return MooncakeStore(options, module)
+        guarded = GuardedStore(store, f"the Mooncake Store at {options.master}")
+        trouble = guarded.wait_well(CONNECT_S)
+        if isinstance(trouble, SetUpRefused) or (trouble and url.inspecting):
+            guarded.close()
+            if url.inspecting:
+                raise trouble
+            raise url.error(str(trouble)) from trouble
+        return guarded
 
     return open_mooncake
