@@ -76,8 +76,8 @@ class EngineConfig:
     hash_block_tokens: int
 
 
-@lru_cache(maxsize=1)
-def _model_folder() -> str:
+@lru_cache(maxsize=4)
+def _model_folder(kv_heads: int) -> str:
     """A folder with a tiny model's configuration, and a file that stands for its weights.
 
     Nobody loads them; a connector may tell weights by what is in the file.
@@ -91,7 +91,7 @@ def _model_folder() -> str:
         "hidden_size": 16 * heads,
         "intermediate_size": 64,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": kv_heads,
         "num_hidden_layers": 2,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 4096,
@@ -103,9 +103,9 @@ def _model_folder() -> str:
 
 
 @lru_cache(maxsize=32)
-def _model_config(max_tokens: int) -> Any:
+def _model_config(max_tokens: int, kv_heads: int) -> Any:
     return ModelConfig(
-        model=_model_folder(),
+        model=_model_folder(kv_heads),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=max_tokens,
@@ -184,7 +184,7 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     """
     load_general_plugins()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    model_config = _model_config(shape.max_tokens)
+    model_config = _model_config(shape.max_tokens, shape.heads if shape.copies > 1 else 4)
     vllm_config = VllmConfig(
         model_config=model_config,
         cache_config=CacheConfig(

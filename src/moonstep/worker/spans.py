@@ -43,6 +43,10 @@ class ObjectSpans:
         scratch = self._scratch_of(scratch_blocks)
         return [self._transfer(job, each, scratch) for each in job.objects]
 
+    def own(self, job: Job) -> list[bool]:
+        """For each object of a push, whether it is this rank that stores it."""
+        return [job.keys.writes(each.group, self._rank, each.name) for each in job.objects]
+
     def _transfer(
         self, job: Job, each: StoredObject, scratch: list[npt.NDArray[np.uint8]]
     ) -> Transfer:

@@ -10,7 +10,7 @@ from moonstep.engines.vllm.facts import EngineFacts
 from moonstep.engines.vllm.keyring import VllmKeyring
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.tier import StoreTier
-from moonstep.stores.asking import LookupThread
+from moonstep.stores.asking import LookupThread, NoLooks
 from moonstep.stores.base import Store, StoreUnwell
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.measured import MeasuredStore
@@ -36,8 +36,10 @@ class SchedulerStore:
         self._settings = settings
         self._facts = facts
         self._keyring = VllmKeyring(settings, config, kv_cache_config)
-        self._lookup = LookupThread(_open(settings, Use.LOOK_UP))
-        self._lookup.start()
+        self._lookup: LookupThread | NoLooks = NoLooks()
+        if settings.fetches:
+            self._lookup = LookupThread(_open(settings, Use.LOOK_UP))
+            self._lookup.start()
 
     def make_tier(self, index: HostIndex) -> StoreTier:
         """The tier over ``index``. Once."""
