@@ -91,6 +91,14 @@ def _sliced(shape: Shape) -> dict[str, Any]:
     return _eager(shape) | {"sync_restore_bytes": 1, "restore_slice_bytes": rank_block}
 
 
+def in_role(role: str, shape: Shape, facts: dict[str, Any]) -> dict[str, Any]:
+    """A producer and a consumer have a store; the latter pushes what it decodes."""
+    if role == "kv_both":
+        return facts
+    facts = store_settings(shape) | facts
+    return facts | {"push": "decoded"} if role == "kv_consumer" else facts
+
+
 class MoonstepInspector:
     """Reads the index of the scheduler half and the arenas of the worker halves."""
 
@@ -232,6 +240,7 @@ def _store(scheduler_half: Any) -> FaultyStores | None:
 
 KIT = Kit(
     settings=settings,
+    in_role=in_role,
     variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced, "store": _stored},
     inspect=MoonstepInspector,
     surroundings=_surroundings,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import socket
 import subprocess
 import time
@@ -17,6 +19,7 @@ from moonstep.stores.mooncake.package import PackageMissing, missing
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_METRICS_PORT: Final = 9003
 READY_S: Final = 20.0
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class MasterFailed(RuntimeError):
@@ -105,11 +108,14 @@ def free_port() -> int:
         return port
 
 
-def start(plan: MasterPlan, log: Path, *, detached: bool = False) -> subprocess.Popen[bytes]:
+def start(
+    plan: MasterPlan, log: Path, *, detached: bool = False, ends_with_us: bool = False
+) -> subprocess.Popen[bytes]:
     """Start a master and return once it answers. ``log`` takes what it writes, appended.
 
     ``detached`` gives it a session of its own, so that Ctrl-C at the terminal does not reach it.
-    Whatever happens before it answers, it is ended again.
+    Whatever happens before it answers, it is ended again. With ``ends_with_us`` Linux ends it when
+    the calling thread is gone, whatever ended that.
 
     Raises:
         MasterFailed: when a port is taken, when it ends by itself, when it does not answer in time.
@@ -125,6 +131,7 @@ def start(plan: MasterPlan, log: Path, *, detached: bool = False) -> subprocess.
             stdout=sink,
             stderr=sink,
             start_new_session=detached,
+            preexec_fn=_end_with_parent if ends_with_us else None,
         )
     try:
         _wait_ready(process, plan, log)
@@ -133,6 +140,10 @@ def start(plan: MasterPlan, log: Path, *, detached: bool = False) -> subprocess.
         process.wait()
         raise
     return process
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait_ready(
