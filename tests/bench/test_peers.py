@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from moonstep.bench.growth import Growth
 from moonstep.bench.peers import Outcome, Warm, as_table, plans
 from moonstep.bench.peers_plan import MOONSTEP, STOCK, PeerPlan
+
+GROWTH = {name: Growth(1 << 20, 1.0) for name in (MOONSTEP, STOCK)}
 
 
 def warm(seconds: float, answers: tuple[tuple[int, ...], ...] = ((1, 2), (3, 4))) -> Warm:
@@ -17,15 +20,16 @@ def warm(seconds: float, answers: tuple[tuple[int, ...], ...] = ((1, 2), (3, 4))
 
 def test_warm_starts_are_compared_by_their_ratio() -> None:
     cold = {MOONSTEP: warm(8.0), STOCK: warm(8.0)}
-    found = Outcome(cold, {MOONSTEP: [warm(1.0), warm(2.0)], STOCK: [warm(2.0), warm(4.0)]})
+    starts = {MOONSTEP: [warm(1.0), warm(2.0)], STOCK: [warm(2.0), warm(4.0)]}
+    found = Outcome(cold, starts, GROWTH)
     assert found.ratio.value == pytest.approx(0.5)
     assert found.answers_differ == 0
-    assert as_table(found).row_count == 4
+    assert as_table(found).row_count == 6
 
 
 def test_answers_that_differ_are_counted() -> None:
     cold = {MOONSTEP: warm(8.0), STOCK: warm(8.0, ((1, 2), (9, 9)))}
-    found = Outcome(cold, {MOONSTEP: [warm(1.0)], STOCK: [warm(2.0, ((0, 0), (9, 9)))]})
+    found = Outcome(cold, {MOONSTEP: [warm(1.0)], STOCK: [warm(2.0, ((0, 0), (9, 9)))]}, GROWTH)
     assert found.answers_differ == 3
 
 

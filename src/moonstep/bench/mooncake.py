@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from moonstep.bench.machine import machine_facts
-from moonstep.bench.mooncake_pool import open_pool, opened, serving
+from moonstep.bench.mooncake_pool import open_pool, opened, own_master, url_of
 from moonstep.bench.store import DEMANDED_FROM_BYTES, SHAPES, Measured, Shape, summary
 from moonstep.groups import Group, GroupKind
 from moonstep.keys import Key, KeyMaker
@@ -219,10 +220,13 @@ def mooncake(repeats: int, url: str | None, json_path: Path | None) -> None:
     machine = machine_facts()
     console.print(f"{machine}", highlight=False)
     found: list[Measured] = []
-    with serving(url) as address, open_pool(address if url is None else None):
+    with ExitStack() as stack:
+        if url is None:
+            url = url_of(stack.enter_context(own_master()))
+            stack.enter_context(open_pool(url))
         for shape in track(SHAPES, "measuring", console=console, transient=True):
-            found += measure(address, shape, repeats)
-        looked = look(address, 100)
+            found += measure(url, shape, repeats)
+        looked = look(url, 100)
     console.print(as_table(found))
     demanded = [made for made in found if made.object_bytes >= DEMANDED_FROM_BYTES]
     held = sum(made.share >= DEMANDED_SHARE for made in demanded)

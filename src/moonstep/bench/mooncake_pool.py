@@ -43,16 +43,17 @@ def opened(url: str, use: Use = Use.SERVE, within_s: float = READY_S) -> Store:
             time.sleep(0.05)
 
 
+def url_of(plan: MasterPlan) -> str:
+    """The store of a master, for clients that give no memory."""
+    return f"mooncake://{plan.address}?segment=0"
+
+
 @contextmanager
-def serving(url: str | None) -> Iterator[str]:
-    """The URL of a store to be measured, for clients that give no memory; a master of our own when
-    none is named.
+def own_master() -> Iterator[MasterPlan]:
+    """A master that answers, and ends with the block.
 
     Raises ``ValueError`` with one line when none can be started.
     """
-    if url is not None:
-        yield url
-        return
     plan = MasterPlan(port=process.free_port(), metrics_port=process.free_port())
     with tempfile.TemporaryDirectory(prefix="moonstep-master-") as folder:
         log = Path(folder, "master.log")
@@ -61,18 +62,15 @@ def serving(url: str | None) -> Iterator[str]:
         except (PackageMissing, MasterFailed) as error:
             raise ValueError(f"moonstep: {error}") from error
         try:
-            yield f"mooncake://{plan.address}?segment=0"
+            yield plan
         finally:
             master.terminate()
             master.wait(STOP_S)
 
 
 @contextmanager
-def open_pool(url: str | None, segment: str = SEGMENT) -> Iterator[None]:
-    """A process that gives memory to the store of ``url``; nothing at all for ``None``."""
-    if url is None:
-        yield
-        return
+def open_pool(url: str, segment: str = SEGMENT) -> Iterator[None]:
+    """A process that gives memory to the store of ``url``."""
     giving = url.replace("segment=0", f"segment={segment}")
     command = [sys.executable, "-m", _MODULE, giving]
     pool = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

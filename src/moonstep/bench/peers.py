@@ -20,8 +20,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from moonstep.bench.engines import run_engine
+from moonstep.bench.growth import Growth, GrowthWatch
 from moonstep.bench.intervals import Interval, ratio_of_means
-from moonstep.bench.mooncake_pool import open_pool, serving
+from moonstep.bench.mooncake_pool import open_pool, own_master, url_of
 from moonstep.bench.peers_plan import MOONSTEP, STOCK, PeerPlan
 from moonstep.stores.urls import StoreUrl
 
@@ -52,6 +53,8 @@ class Outcome:
 
     cold: dict[str, Warm]
     warm: dict[str, list[Warm]]
+    growth: dict[str, Growth]
+    """What the former stored, by the master's own metrics."""
 
     @property
     def ratio(self) -> Interval:
@@ -94,6 +97,7 @@ def run_peers(
     first changes with every round."""
     cold: dict[str, Warm] = {}
     warm: dict[str, list[Warm]] = {MOONSTEP: [], STOCK: []}
+    growth: dict[str, Growth] = {}
 
     def start(plan: PeerPlan, name: str) -> Warm:
         log = out / f"peers-{name.replace(' ', '-').replace(',', '').lower()}.log"
@@ -101,20 +105,23 @@ def run_peers(
 
     with (
         tempfile.TemporaryDirectory(prefix="moonstep-peers-") as folder,
-        serving(None) as url,
-        open_pool(url, _SEGMENT),
+        own_master() as master,
+        open_pool(url_of(master), _SEGMENT),
     ):
+        url = url_of(master)
         settings = Path(folder, "mooncake.json")
         settings.write_text(json.dumps(_client_settings(url)))
         compared = plans(str(model), cpus, url, settings)
         for connector, plan in compared.items():
-            cold[connector] = start(plan, f"filling, {connector}")
+            with GrowthWatch(master.metrics) as watch:
+                cold[connector] = start(plan, f"filling, {connector}")
+            growth[connector] = watch.growth
         for number in range(starts):
             order = (MOONSTEP, STOCK) if number % 2 == 0 else (STOCK, MOONSTEP)
             for connector in order:
                 name = f"start {number + 1} of {starts}, {connector}"
                 warm[connector].append(start(compared[connector], name))
-    return Outcome(cold, warm)
+    return Outcome(cold, warm, growth)
 
 
 def _client_settings(url: str) -> dict[str, Any]:
@@ -143,5 +150,8 @@ def as_table(found: Outcome) -> Table:
     for row, pick in (("cold, first tokens", "first_token_s"), ("until stored", "settle_s")):
         values = [getattr(found.cold[name], pick) for name in (MOONSTEP, STOCK)]
         table.add_row(row, *(f"{value:.2f} s" for value in values), "")
+    grown = [found.growth[name] for name in (MOONSTEP, STOCK)]
+    table.add_row("put, cold", *(f"{made.nbytes / 2**20:,.0f} MiB" for made in grown), "")
+    table.add_row("first put to last", *(f"{made.seconds:.2f} s" for made in grown), "")
     table.add_row("answers that differ", "", f"{found.answers_differ}", "")
     return table
