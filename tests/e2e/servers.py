@@ -133,6 +133,10 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def own_tracebacks(self) -> list[str]:
+        """Places in Moonstep's own files that tracebacks name; the engine has some of its own."""
+        return re.findall(r'File "[^"]*/moonstep/[^"]*", line \d+', self.log_text())
+
     def last_words(self) -> list[str]:
         """Moonstep's lines once there is one: the engine's process may end after the server's."""
         deadline = time.monotonic() + STOP_S
