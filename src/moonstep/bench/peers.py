@@ -127,6 +127,7 @@ def run_peers(
 def _client_settings(url: str) -> dict[str, Any]:
     """What vLLM's connector reads: the same master, and no memory given either."""
     return {
+        "mode": "standalone-store",
         "metadata_server": "P2PHANDSHAKE",
         "master_server_address": StoreUrl.parse(url).host,
         "protocol": "tcp",
