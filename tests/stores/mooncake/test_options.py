@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from moonstep.config import SettingError
 from moonstep.stores.mooncake import package
 from moonstep.stores.mooncake.codes import CODES, Meaning, code
 from moonstep.stores.mooncake.master import Address
-from moonstep.stores.mooncake.options import MooncakeOptions, SoftPin
+from moonstep.stores.mooncake.options import PARAMETERS, MooncakeOptions, SoftPin
 from moonstep.stores.urls import StoreUrl, Use, open_store
 
 
@@ -73,6 +76,16 @@ def test_what_cannot_be_is_refused_in_one_line(text: str, remedy: str) -> None:
     assert str(raised.value).startswith("moonstep: store")
     assert remedy in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_the_page_lists_the_parameters_and_their_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "mooncake.md").read_text(encoding="utf-8")
+    table = page[page.index("## The URL") : page.index("**Who gives")]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.MULTILINE))
+    assert set(rows) == set(PARAMETERS)
+    defaults = {name: value.strip("`") for name, value in rows.items() if value.startswith("`")}
+    query = "&".join(f"{name}={value}" for name, value in defaults.items())
+    assert options(f"mooncake://m?segment=0&{query}") == options("mooncake://m?segment=0")
 
 
 @pytest.mark.parametrize(
