@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -245,6 +246,37 @@ def test_short_lists_and_lost_masters_are_a_store_that_is_unwell(
         store.put([outgoing(key(1), payload(1))])
     with pytest.raises(StoreUnwell):
         store.get([incoming(key(1), 5000)[0]])
+
+
+def test_an_object_of_unknown_size_is_left_alone(master: Master) -> None:
+    """On a disk, say. To replace it would be to remove it each time it is stored again."""
+    module = answering([])
+    handle = module.MooncakeDistributedStore()
+    on_disk = SimpleNamespace(is_memory_replica=lambda: False, is_disk_replica=lambda: False)
+    handle.batch_is_exist = lambda keys: [1] * len(keys)
+    handle.batch_get_replica_desc = lambda keys: {each: [on_disk] for each in keys}
+    store = MooncakeStore(MooncakeOptions(master.plan.address), module)
+    store.probe()
+    assert store.put([outgoing(key(1), payload(1))]) == [Put.ALREADY_THERE]
+
+
+def test_a_client_is_closed_while_others_call_it(master: Master) -> None:
+    """A call on a client that was closed crashes the process."""
+    store = client(master, 0)
+
+    def call_until_it_is_closed() -> None:
+        with suppress(StoreUnwell):
+            while True:
+                store.contains([key(1)])
+
+    callers = [threading.Thread(target=call_until_it_is_closed, daemon=True) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    until(lambda: store._client is not None and store._client._calls > 0)
+    store.close()
+    for caller in callers:
+        caller.join(WAIT_S)
+    assert not any(caller.is_alive() for caller in callers)
 
 
 def test_a_master_that_is_not_there_yet_is_waited_for(own_master: Master) -> None:

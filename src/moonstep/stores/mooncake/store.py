@@ -17,7 +17,7 @@ from moonstep.stores.mooncake.client import ANSWER_S, Client, SetUpRefused
 from moonstep.stores.mooncake.codes import Code, Meaning, code
 from moonstep.stores.mooncake.master import answers
 from moonstep.stores.mooncake.options import OWN_SEGMENT, MooncakeOptions, SoftPin
-from moonstep.stores.urls import Opener, StoreUrl
+from moonstep.stores.urls import Opener, StoreUrl, Use
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Errors:
         with self._lock:
             self._counts[kind] += 1
             is_first = self._counts[kind] == 1
-        if is_first and found.meaning is Meaning.FAILED and found.name != "OBJECT_HAS_LEASE":
+        if is_first and found.meaning is Meaning.FAILED:
             logger.warning("Mooncake store: %s (%d; logged once, then counted)", kind, found.number)
 
 
@@ -113,7 +113,8 @@ class MooncakeStore:
     def put(self, items: Sequence[Transfer]) -> list[Put]:
         there = self.contains([item.key for item in items])
         sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
-        same = {item.key for item in items if sizes.get(item.key) == item.nbytes}
+        # One whose size nobody tells, on a disk, is taken for what it should be: a read will tell.
+        same = {item.key for item in items if sizes.get(item.key, -1) in (None, item.nbytes)}
         others = [key for key in sizes if key not in same]
         if others:
             self.discard(others)
@@ -269,7 +270,8 @@ def backend(url: StoreUrl) -> Opener:
             store = MooncakeStore(options, package.load())
         except package.PackageMissing as error:
             raise url.error(str(error)) from error
-        guarded = GuardedStore(store, f"the Mooncake Store at {options.master}")
+        purpose = " (lookups)" if url.use is Use.LOOK_UP else ""
+        guarded = GuardedStore(store, f"the Mooncake Store at {options.master}{purpose}")
         trouble = guarded.wait_well(CONNECT_S)
         if isinstance(trouble, SetUpRefused) or (trouble and url.inspecting):
             guarded.close()
