@@ -260,6 +260,42 @@ def test_an_object_of_unknown_size_is_left_alone(master: Master) -> None:
     assert store.put([outgoing(key(1), payload(1))]) == [Put.ALREADY_THERE]
 
 
+def test_the_end_waits_for_calls_under_way(master: Master) -> None:
+    """While a frozen master holds a call, Mooncake's client may not be closed."""
+    module, release, events = answering([]), threading.Event(), list[str]()
+    handle = module.MooncakeDistributedStore()
+
+    def held_up(keys: Sequence[str]) -> list[int]:
+        events.append("called")
+        release.wait(WAIT_S)
+        events.append("returned")
+        return [0] * len(keys)
+
+    handle.batch_is_exist, handle.close = held_up, lambda: events.append("closed")
+    store = MooncakeStore(MooncakeOptions(master.plan.address), module)
+    store.probe()
+    caller = threading.Thread(target=store.contains, args=([key(1)],), daemon=True)
+    caller.start()
+    until(lambda: events == ["called"])
+    closer = threading.Thread(target=store.close, daemon=True)
+    closer.start()
+    closer.join(0.5)  # an end that does not wait is long over
+    assert is_closed(store)
+    assert events == ["called"]
+    release.set()
+    for thread in (caller, closer):
+        thread.join(WAIT_S)
+    assert events == ["called", "returned", "closed"]
+
+
+def is_closed(store: MooncakeStore) -> bool:
+    try:
+        store.remove([])
+    except StoreUnwell:
+        return True
+    return False
+
+
 def test_a_client_is_closed_while_others_call_it(master: Master) -> None:
     """A call on a client that was closed crashes the process."""
     store = client(master, 0)
