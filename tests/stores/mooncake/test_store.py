@@ -123,7 +123,7 @@ def test_all_memory_is_registered_once_and_again_with_a_client_that_comes_later(
     store.register(second)
     store.probe()
     assert store.registrations == 2
-    with pytest.raises(StoreUnwell, match="registered"):
+    with pytest.raises(StoreUnwell, match="cannot register 4096 bytes"):
         store.register(second)
     store.close()
 

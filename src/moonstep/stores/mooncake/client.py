@@ -104,7 +104,8 @@ class Client:
             status = handle.register_buffer(address_of(memory), memory.nbytes)
         if status != 0:
             raise StoreUnwell(
-                f"{memory.nbytes} bytes of memory cannot be registered: {code(status).name}"
+                f"moonstep: Mooncake cannot register {memory.nbytes} bytes of memory "
+                f"({code(status).name}); over RDMA, memory has to be locked: see `ulimit -l`"
             )
         self.registrations += 1
 

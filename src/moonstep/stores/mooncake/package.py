@@ -7,8 +7,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-PACKAGE: Final = "mooncake-transfer-engine-non-cuda"
-CUDA_PACKAGE: Final = "mooncake-transfer-engine"
 SYSTEM_LIBRARIES: Final = ("libibverbs1", "libnuma1", "libcurl4")
 """Debian's packages of the shared libraries that it loads and does not bring (Debian 13 calls the
 last one ``libcurl4t64``)."""
@@ -50,6 +48,6 @@ def load() -> ModuleType:
 def missing() -> str:
     """What to say when it is not installed."""
     return (
-        f"Mooncake is not installed: pip install 'moonstep[mooncake]' ({PACKAGE}; "
-        f"with CUDA: {CUDA_PACKAGE})"
+        "Mooncake is not installed: pip install 'moonstep[mooncake]', "
+        "or 'moonstep[mooncake-cuda]' for CUDA"
     )
