@@ -46,13 +46,13 @@ class Command:
     def run(self, verb: str, *more: str) -> Result:
         return CliRunner().invoke(app, [verb, "--state", str(self.folder.path), *more])
 
-    def processes(self) -> list[psutil.Process]:
-        """All that was started for these ports and still runs."""
+    def processes(self, word: str = "") -> list[psutil.Process]:
+        """All that was started for these ports, with this word, and still runs."""
         found = []
         for each in psutil.process_iter(["cmdline", "status"]):
             words = " ".join(each.info["cmdline"] or ())
             is_ours = f"--rpc_port={self.port}" in words or f"127.0.0.1:{self.port}?" in words
-            if is_ours and each.info["status"] != psutil.STATUS_ZOMBIE:
+            if is_ours and word in words and each.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(each)
         return found
 
@@ -141,11 +141,10 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind(command: Command) -> None:
     )
     try:
         stop = time.monotonic() + WAIT_S
-        while not any("pool" in " ".join(each.cmdline()) for each in command.processes()):
+        while not (pools := command.processes("mooncake.pool")):
             assert time.monotonic() < stop
-        for each in command.processes():
-            if "pool" in " ".join(each.cmdline()):
-                each.suspend()
+        for each in pools:
+            each.suspend()
         os.killpg(starting.pid, signal.SIGINT)
         output, _ = starting.communicate(timeout=WAIT_S)
         assert starting.returncode == 130, output

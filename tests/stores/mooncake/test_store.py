@@ -19,7 +19,7 @@ from moonstep.stores.base import Get, Put, Store, StoreUnwell, Transfer
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.guarded import GuardedStore
 from moonstep.stores.health import State
-from moonstep.stores.mooncake import MooncakeStore, package
+from moonstep.stores.mooncake import MooncakeStore, package, process
 from moonstep.stores.mooncake.options import MooncakeOptions, SoftPin
 from moonstep.stores.testing import fetch, incoming, key, outgoing, payload
 from moonstep.stores.urls import Use, open_store
@@ -126,6 +126,25 @@ def test_all_memory_is_registered_once_and_again_with_a_client_that_comes_later(
     with pytest.raises(StoreUnwell, match="cannot register 4096 bytes"):
         store.register(second)
     store.close()
+
+
+def test_a_client_that_cannot_have_the_memory_is_given_up(master: Master) -> None:
+    store = MooncakeStore(MooncakeOptions(master.plan.address), package.load())
+    memory = memoryview(bytearray(4096))
+    store.register(memory)
+    store.register(memory)
+    with pytest.raises(StoreUnwell, match="cannot register"):
+        store.probe()
+    with pytest.raises(StoreUnwell, match="no client"):
+        store.contains([key(1)])
+
+
+def test_a_metadata_server_that_is_not_there_is_waited_for(master: Master) -> None:
+    """Mooncake's client would wait for it with the GIL held."""
+    metadata = f"http://127.0.0.1:{process.free_port()}/metadata"
+    store = MooncakeStore(MooncakeOptions(master.plan.address, metadata=metadata), package.load())
+    with pytest.raises(StoreUnwell, match="no metadata server answers"):
+        store.probe()
 
 
 def test_a_worker_registers_its_arena_and_each_thread_its_headers(
@@ -403,20 +422,20 @@ def test_a_process_ends_at_once_and_with_its_own_status_whatever_the_master_does
     own_master: Master, trouble: str, how: str
 ) -> None:
     """Mooncake's own clean-up waits for a frozen master for half a minute, and then aborts."""
-    process = subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-c", LEAVES_WITHOUT_ITS_MASTER, own_master.url(segment="64MiB"), how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     try:
-        assert process.stdout.readline() == b"open\n"
+        assert child.stdout.readline() == b"open\n"
         getattr(own_master, trouble)()
-        process.stdin.close()
+        child.stdin.close()
         # Far below the half minute that Mooncake would take, far above what it takes.
-        assert process.wait(20) == 7
+        assert child.wait(20) == 7
     finally:
-        process.kill()
-        process.stdout.close()
-        process.wait()
+        child.kill()
+        child.stdout.close()
+        child.wait()

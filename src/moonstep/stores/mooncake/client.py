@@ -25,7 +25,7 @@ from typing import Any, Final
 from moonstep.stores.base import StoreUnwell
 from moonstep.stores.mooncake.address import address_of
 from moonstep.stores.mooncake.codes import code
-from moonstep.stores.mooncake.master import answers, route_to
+from moonstep.stores.mooncake.master import answers, metadata_answers, route_to
 from moonstep.stores.mooncake.options import DEFAULT_TENANT, MooncakeOptions
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Client:
         """
         if not answers(options.master, ANSWER_S):
             raise StoreUnwell(f"no master answers at {options.master}")
+        if not metadata_answers(options.metadata, ANSWER_S):
+            raise StoreUnwell(f"no metadata server answers at {options.metadata}")
         handle = package.MooncakeDistributedStore()
         tenant = {} if options.tenant == DEFAULT_TENANT else {"tenant_id": options.tenant}
         status = handle.setup(

@@ -90,10 +90,7 @@ class MooncakeStore:
         with self._lock:
             self._check_open()
             if self._client is None:
-                client = Client.connect(self._module, self._options)
-                for region in self._regions:
-                    client.register(region)
-                self._client = client
+                self._client = self._connected()
                 return
         if not answers(self._options.master, ANSWER_S):
             raise StoreUnwell(f"no master answers at {self._options.master}")
@@ -157,6 +154,16 @@ class MooncakeStore:
             self._is_closed, client = True, self._client
         if client is not None:
             client.close()
+
+    def _connected(self) -> Client:
+        client = Client.connect(self._module, self._options)
+        try:
+            for region in self._regions:
+                client.register(region)
+        except StoreUnwell:
+            client.close()
+            raise
+        return client
 
     def _remove(self, keys: Sequence[Key], *, is_forced: bool) -> list[bool]:
         codes = self._run("remove", keys, lambda handle: handle.batch_remove(list(keys), is_forced))
