@@ -104,8 +104,8 @@ class MooncakeStore:
             self._regions.append(memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        codes = self._run("contains", keys, lambda handle: handle.batch_is_exist(list(keys)))
-        return [found.number > 0 for found in codes]
+        numbers = self._run("contains", keys, lambda handle: handle.batch_is_exist(list(keys)))
+        return [number > 0 for number in numbers]
 
     def put(self, items: Sequence[Transfer]) -> list[Put]:
         there = self.contains([item.key for item in items])
@@ -121,7 +121,7 @@ class MooncakeStore:
 
     def get(self, items: Sequence[Transfer]) -> list[Get]:
         placed = [Placed.of(item) for item in items]
-        codes = self._run(
+        numbers = self._run(
             "get",
             placed,
             lambda handle: handle.batch_get_into_multi_buffers(
@@ -130,7 +130,7 @@ class MooncakeStore:
                 [each.sizes for each in placed],
             ),
         )
-        pairs = list(zip(placed, codes, strict=True))
+        pairs = list(zip(placed, map(code, numbers), strict=True))
         # A size that differs shows as one of several failures: ask what it is.
         sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
         return [self._got(each, got, sizes) for each, got in pairs]
@@ -166,20 +166,21 @@ class MooncakeStore:
         return client
 
     def _remove(self, keys: Sequence[Key], *, is_forced: bool) -> list[bool]:
-        codes = self._run("remove", keys, lambda handle: handle.batch_remove(list(keys), is_forced))
-        return [found.meaning is Meaning.DONE for found in codes]
+        keys = list(keys)
+        numbers = self._run("remove", keys, lambda handle: handle.batch_remove(keys, is_forced))
+        return [number >= 0 for number in numbers]
 
     def _put(self, items: Sequence[Transfer]) -> list[Put]:
         placed = [(self._is_pinned(item), Placed.of(item)) for item in items]
         answers: dict[int, Put] = {}
         for is_pinned in (False, True):
             chosen = [n for n, (pinned, _) in enumerate(placed) if pinned is is_pinned]
-            codes = self._put_alike([placed[n][1] for n in chosen], is_pinned)
-            for number, found in zip(chosen, codes, strict=True):
-                answers[number] = _PUT.get(found.meaning, Put.FAILED)
-        return [answers[number] for number in range(len(items))]
+            numbers = self._put_alike([placed[n][1] for n in chosen], is_pinned)
+            for n, number in zip(chosen, numbers, strict=True):
+                answers[n] = _PUT.get(code(number).meaning, Put.FAILED)
+        return [answers[n] for n in range(len(items))]
 
-    def _put_alike(self, placed: Sequence[Placed], is_pinned: bool) -> list[Code]:
+    def _put_alike(self, placed: Sequence[Placed], is_pinned: bool) -> Sequence[int]:
         return self._run(
             "put",
             placed,
@@ -228,21 +229,20 @@ class MooncakeStore:
 
     def _run(
         self, verb: str, batch: Sequence[Any], call: Callable[[Any], Sequence[int]]
-    ) -> list[Code]:
-        """The codes of one call, one for each of ``batch``. Raises ``StoreUnwell``."""
+    ) -> Sequence[int]:
+        """What one call returns, a number for each of ``batch``. Raises ``StoreUnwell``."""
         with self._calling() as handle:
             if not batch:
                 return []
             numbers = call(handle)
         if len(numbers) != len(batch):
             raise StoreUnwell(f"{verb} of {len(batch)} objects gave {len(numbers)} answers")
-        codes = [code(number) for number in numbers]
-        for found in codes:
-            if found.meaning not in (Meaning.DONE, Meaning.MISS, Meaning.EXISTS):
+        for found in (code(number) for number in numbers if number < 0):
+            if found.meaning not in (Meaning.MISS, Meaning.EXISTS):
                 self.errors.write(verb, found)
             if found.meaning is Meaning.UNWELL:
                 raise StoreUnwell(f"{verb}: {found.name} ({found.number})")
-        return codes
+        return numbers
 
     def _calling(self) -> Any:
         client = self._client
