@@ -124,6 +124,23 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_is_started(command: Comman
     assert command.processes() == []
 
 
+def test_an_address_that_no_server_could_use_is_refused(command: Command) -> None:
+    result = command.up("--host", "0.0.0.0")
+    assert result.exit_code == 2
+    assert "name the address" in result.output
+    assert command.processes() == []
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command.folder = StateFolder(tmp_path / "file" / "state")
+    result = command.up("--pool", "0")
+    assert result.exit_code == 1
+    assert result.output.startswith("moonstep: ")
+    assert len(result.output.strip().splitlines()) == 1
+    assert command.processes() == []
+
+
 def test_a_pool_that_does_not_start_takes_the_master_with_it(command: Command) -> None:
     result = command.up("--pool", "1KiB")  # less than Mooncake takes
     assert result.exit_code == 1
