@@ -209,6 +209,18 @@ def test_metadata_over_http(command: Command) -> None:
     command.run("down")
 
 
+def test_what_only_lists_objects_says_that_it_cannot(command: Command) -> None:
+    command.up("--pool", "0")
+    url = f"mooncake://127.0.0.1:{command.port}"
+    result = CliRunner().invoke(app, ["store", "stat", url])
+    assert result.exit_code == 2
+    assert result.output.strip() == f"moonstep: {url}: this kind of store cannot list its objects"
+    command.run("down")
+    result = CliRunner().invoke(app, ["store", "stat", url])
+    assert result.exit_code == 1
+    assert "no master answers" in result.output
+
+
 def test_the_metrics_of_a_master_are_read() -> None:
     text = """# TYPE master_key_count gauge
 master_key_count 3

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from moonstep.stores.base import Get, Key, Put, Store, StoreUnwell, Transfer
 from moonstep.stores.guarded import GuardedStore
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
 """How long opening waits for the first answer; mapping a large segment may take longer."""
+
+Answer = TypeVar("Answer", Put, Get)
 
 _PUT: Final = {
     Meaning.DONE: Put.STORED,
@@ -108,32 +110,10 @@ class MooncakeStore:
         return [number > 0 for number in numbers]
 
     def put(self, items: Sequence[Transfer]) -> list[Put]:
-        there = self.contains([item.key for item in items])
-        sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
-        # One whose size nobody tells, on a disk, is taken for what it should be: a read will tell.
-        same = {item.key for item in items if sizes.get(item.key, -1) in (None, item.nbytes)}
-        others = [key for key in sizes if key not in same]
-        if others:
-            self.discard(others)
-        rest = [item for item in items if item.key not in same]
-        stored = iter(self._put(rest))
-        return [Put.ALREADY_THERE if item.key in same else next(stored) for item in items]
+        return _in_rounds(items, self._put)
 
     def get(self, items: Sequence[Transfer]) -> list[Get]:
-        placed = [Placed.of(item) for item in items]
-        numbers = self._run(
-            "get",
-            placed,
-            lambda handle: handle.batch_get_into_multi_buffers(
-                [each.key for each in placed],
-                [each.addresses for each in placed],
-                [each.sizes for each in placed],
-            ),
-        )
-        pairs = list(zip(placed, map(code, numbers), strict=True))
-        # A size that differs shows as one of several failures: ask what it is.
-        sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
-        return [self._got(each, got, sizes) for each, got in pairs]
+        return _in_rounds(items, self._get)
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         """What was looked for or read within the last seconds has a lease, and stays."""
@@ -155,6 +135,34 @@ class MooncakeStore:
         if client is not None:
             client.close()
 
+    def _put(self, items: Sequence[Transfer]) -> list[Put]:
+        there = self.contains([item.key for item in items])
+        sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
+        # One whose size nobody tells, on a disk, is taken for what it should be: a read will tell.
+        same = {item.key for item in items if sizes.get(item.key, -1) in (None, item.nbytes)}
+        others = [key for key in sizes if key not in same]
+        if others:
+            self.discard(others)
+        rest = [item for item in items if item.key not in same]
+        stored = iter(self._put_new(rest))
+        return [Put.ALREADY_THERE if item.key in same else next(stored) for item in items]
+
+    def _get(self, items: Sequence[Transfer]) -> list[Get]:
+        placed = [Placed.of(item) for item in items]
+        numbers = self._run(
+            "get",
+            placed,
+            lambda handle: handle.batch_get_into_multi_buffers(
+                [each.key for each in placed],
+                [each.addresses for each in placed],
+                [each.sizes for each in placed],
+            ),
+        )
+        pairs = list(zip(placed, map(code, numbers), strict=True))
+        # A size that differs shows as one of several failures: ask what it is.
+        sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
+        return [self._got(each, got, sizes) for each, got in pairs]
+
     def _connected(self) -> Client:
         client = Client.connect(self._module, self._options)
         try:
@@ -170,7 +178,7 @@ class MooncakeStore:
         numbers = self._run("remove", keys, lambda handle: handle.batch_remove(keys, is_forced))
         return [number >= 0 for number in numbers]
 
-    def _put(self, items: Sequence[Transfer]) -> list[Put]:
+    def _put_new(self, items: Sequence[Transfer]) -> list[Put]:
         placed = [(self._is_pinned(item), Placed.of(item)) for item in items]
         answers: dict[int, Put] = {}
         for is_pinned in (False, True):
@@ -254,6 +262,25 @@ class MooncakeStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreUnwell("the Mooncake store is closed")
+
+
+def _in_rounds(
+    items: Sequence[Transfer], call: Callable[[Sequence[Transfer]], list[Answer]]
+) -> list[Answer]:
+    """The answers of ``call`` for batches in which no key comes twice; nearly always a single one.
+
+    Mooncake's client reports success for each of two equal keys and fills the memory of one.
+    """
+    if len({item.key for item in items}) == len(items):
+        return call(items)
+    first: dict[Key, int] = {}
+    for number, item in enumerate(items):
+        first.setdefault(item.key, number)
+    numbers = list(first.values())
+    rest = [number for number in range(len(items)) if first[items[number].key] != number]
+    answers = dict(zip(numbers, call([items[number] for number in numbers]), strict=True))
+    answers |= zip(rest, _in_rounds([items[number] for number in rest], call), strict=True)
+    return [answers[number] for number in range(len(items))]
 
 
 def _size(replica: Any) -> int | None:
