@@ -78,6 +78,8 @@ def up(
     console = Console()
     flags = {} if lease is None else {"default_kv_lease_ttl": lease}
     plan = MasterPlan(host, port, metrics_port, http_metadata, flags)
+    if host in ("0.0.0.0", "::"):
+        _fail(console, f"moonstep: --host={host!r}: name the address that servers are to use")
     try:
         pool_bytes = parse_size("--pool", pool)
         with console.status("starting"):
@@ -86,7 +88,7 @@ def up(
         _fail(console, "moonstep: interrupted; what was started has been ended.", status=130)
     except SettingError as error:
         _fail(console, str(error))
-    except (AlreadyUp, MasterFailed, PackageMissing) as error:
+    except (AlreadyUp, MasterFailed, PackageMissing, OSError) as error:
         _fail(console, f"moonstep: {error}", status=1)
     _say(console, f"A Mooncake Store is up at {record.address}; its log: {record.log}")
     if not pool_bytes:

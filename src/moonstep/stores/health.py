@@ -38,7 +38,8 @@ class Backoff:
 
 
 PROBES: Final = Backoff(first_s=0.5, most_s=4.0)
-PUTS: Final = Backoff(first_s=1.0, most_s=20.0)
+PUTS: Final = Backoff(first_s=0.5, most_s=4.0)
+"""Short: a store whose memory comes back has to be filled soon, and a try costs one small put."""
 
 
 class State(Enum):

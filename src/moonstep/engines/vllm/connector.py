@@ -174,16 +174,15 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             need = slot_bytes(layout.pieces)
             self.settings.check(need, self.facts.world_size, machine_memory_bytes())
             device = device_for(layout.device_type)
-            store = worker_store(self.settings)
-        self.worker = MooncakeStoreWorker(
-            self.settings,
-            self.facts.rank,
-            self.facts.world_size,
-            layout.block_count,
-            layout.pieces,
-            device,
-            store,
-        )
+            self.worker = MooncakeStoreWorker(
+                self.settings,
+                self.facts.rank,
+                self.facts.world_size,
+                layout.block_count,
+                layout.pieces,
+                device,
+                worker_store(self.settings),
+            )
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self.worker.restore(self._plan.plan)

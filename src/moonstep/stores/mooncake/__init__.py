@@ -5,12 +5,17 @@ Mooncake Store keeps objects in *segments*, memory that its clients give to a co
 segment; the scheduler's process is one that only asks. Bytes move between clients, without the
 master.
 
-    options    what a URL or Mooncake's own configuration file says
+    options    what a URL says
+    configfile what the JSON file of vLLM's own Mooncake connector says
     package    Mooncake's Python package: loading it, and what to install when it is not there
     client     one client of the package: its calls, and its end, which must not hold anybody up
     codes      what each of its return codes means
     address    where the bytes of a span lie
-    master     the master process: whether it answers, and starting one
+    master     the master on the network: whether it answers
+    process    starting one
+    metrics    what it counts
+    pool       a process that gives memory and does nothing else
+    local      master and pool of one machine, kept by a record: moonstep up and down
     store      the store itself
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ class Placed:
     def of(cls, item: Transfer) -> Placed:
         """The pieces of a transfer that have bytes; holds no view of them."""
         spans = [span for span in item.spans if span.nbytes]
-        return cls(item.key, [address_of(span) for span in spans], [s.nbytes for s in spans])
+        sizes = [span.nbytes for span in spans]
+        return cls(item.key, list(map(address_of, spans)), sizes)
 
     @property
     def nbytes(self) -> int:
@@ -30,5 +32,7 @@ class Placed:
 
 def address_of(view: memoryview) -> int:
     """Where a view's first byte lies; it may be read-only, and must not be empty."""
+    if not view.readonly:  # slots and headers: several times faster than by numpy
+        return addressof(c_char.from_buffer(view))
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address

@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from moonstep.stores.base import StoreUnwell
 from moonstep.stores.mooncake.address import address_of
-from moonstep.stores.mooncake.master import answers, route_to
+from moonstep.stores.mooncake.codes import code
+from moonstep.stores.mooncake.master import answers, metadata_answers, route_to
 from moonstep.stores.mooncake.options import DEFAULT_TENANT, MooncakeOptions
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Client:
         self._calls = 0
         self._is_closing = False
         self.registrations = 0
-        _unclosed.add(handle)
+        _unclosed[id(handle)] = handle
 
     @classmethod
     def connect(cls, package: ModuleType, options: MooncakeOptions) -> Client:
@@ -58,6 +59,8 @@ class Client:
         """
         if not answers(options.master, ANSWER_S):
             raise StoreUnwell(f"no master answers at {options.master}")
+        if not metadata_answers(options.metadata, ANSWER_S):
+            raise StoreUnwell(f"no metadata server answers at {options.metadata}")
         handle = package.MooncakeDistributedStore()
         tenant = {} if options.tenant == DEFAULT_TENANT else {"tenant_id": options.tenant}
         status = handle.setup(
@@ -72,7 +75,7 @@ class Client:
         )
         if status != 0:
             raise SetUpRefused(
-                f"Mooncake does not set up a client of {options.master} ({status}); with "
+                f"Mooncake does not set up a client of {options.master}: {code(status).name}; with "
                 "MC_LOG_LEVEL=INFO in the environment it writes to standard error why"
             )
         return cls(handle, options)
@@ -102,7 +105,10 @@ class Client:
         with self.calling() as handle:
             status = handle.register_buffer(address_of(memory), memory.nbytes)
         if status != 0:
-            raise StoreUnwell(f"{memory.nbytes} bytes of memory were not registered ({status})")
+            raise StoreUnwell(
+                f"moonstep: Mooncake cannot register {memory.nbytes} bytes of memory "
+                f"({code(status).name}); over RDMA, memory has to be locked: see `ulimit -l`"
+            )
         self.registrations += 1
 
     def close(self) -> None:
@@ -118,12 +124,12 @@ class Client:
             return
         if answers(self._options.master, ANSWER_S):
             self._handle.close()
-            _unclosed.discard(self._handle)
+            _unclosed.pop(id(self._handle), None)
         else:
             logger.info("Mooncake's master does not answer: its client is left behind")
 
 
-_unclosed: Final[set[Any]] = set()
+_unclosed: Final[dict[int, Any]] = {}
 """Handles that must not be destroyed: that would close them, on whatever thread, with the GIL."""
 
 
@@ -140,4 +146,4 @@ def _leave_behind(handles: Sequence[Any]) -> None:
     libc.on_exit(libc._exit, None)
 
 
-atexit.register(lambda: _leave_behind(tuple(_unclosed)))
+atexit.register(lambda: _leave_behind(tuple(_unclosed.values())))

@@ -18,6 +18,8 @@ class Meaning(Enum):
     MISS = "miss"
     """There is no such object, or it went while it was read."""
     EXISTS = "exists"
+    HELD = "held"
+    """Somebody reads, copies or moves it, so it cannot be removed now."""
     PRESSURE = "pressure"
     """There is no room for it now."""
     DAMAGED = "damaged"
@@ -49,6 +51,11 @@ _MISS: Final = {
 _EXISTS: Final = {
     -705: "OBJECT_ALREADY_EXISTS",
     -711: "REPLICA_ALREADY_EXISTS",
+}
+_HELD: Final = {
+    -706: "OBJECT_HAS_LEASE",
+    -708: "OBJECT_HAS_REPLICATION_TASK",
+    -714: "OBJECT_REPLICA_BUSY",
 }
 _PRESSURE: Final = {
     -101: "SEGMENT_NOT_FOUND",
@@ -88,10 +95,7 @@ _FAILED: Final = {
     -700: "INVALID_WRITE",
     -701: "INVALID_READ",
     -702: "INVALID_REPLICA",
-    -706: "OBJECT_HAS_LEASE",
-    -708: "OBJECT_HAS_REPLICATION_TASK",
     -709: "OBJECT_NO_REPLICATION_TASK",
-    -714: "OBJECT_REPLICA_BUSY",
     -800: "TRANSFER_FAIL",
     -1101: "FILE_OPEN_FAIL",
     -1102: "FILE_READ_FAIL",
@@ -122,6 +126,7 @@ CODES: Final[dict[int, Code]] = {
     for meaning, names in (
         (Meaning.MISS, _MISS),
         (Meaning.EXISTS, _EXISTS),
+        (Meaning.HELD, _HELD),
         (Meaning.PRESSURE, _PRESSURE),
         (Meaning.DAMAGED, _DAMAGED),
         (Meaning.FAILED, _FAILED),

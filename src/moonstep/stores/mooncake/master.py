@@ -6,7 +6,9 @@ import contextlib
 import socket
 import struct
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from typing import Final
+from urllib.parse import urlsplit
 
 DEFAULT_PORT: Final = 50051
 
@@ -41,6 +43,25 @@ def answers(master: Address, timeout_s: float) -> bool:
             connection.recv(64)
     except OSError:
         return False
+    return True
+
+
+def metadata_answers(url: str, timeout_s: float) -> bool:
+    """Whether the metadata server of an HTTP address answers; others are not asked.
+
+    Any answer will do. As with the master: a client is only set up when there is one.
+    """
+    split = urlsplit(url)
+    if split.scheme != "http" or not split.hostname:
+        return True
+    connection = HTTPConnection(split.hostname, split.port, timeout=timeout_s)
+    try:
+        connection.request("GET", split.path or "/")
+        connection.getresponse()
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
     return True
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from moonstep.stores.mooncake import configfile
 from moonstep.stores.mooncake.master import DEFAULT_PORT, Address
 from moonstep.stores.urls import StoreUrl, Use
 
@@ -21,6 +25,7 @@ PARAMETERS: Final = (
     "preferred_segment",
     "soft_pin",
     "tenant",
+    "config",
 )
 PROTOCOLS: Final = ("tcp", "rdma")
 PEER_TO_PEER: Final = "P2PHANDSHAKE"
@@ -63,14 +68,18 @@ class MooncakeOptions:
     tenant: str = DEFAULT_TENANT
 
     @classmethod
-    def of_url(cls, url: StoreUrl) -> MooncakeOptions:
+    def of_url(cls, url: StoreUrl, environ: Mapping[str, str] = os.environ) -> MooncakeOptions:
         """The options of a URL. Raises ``SettingError`` for what cannot be.
 
-        Only a client that serves gives a segment, whatever the URL says.
+        ``mooncake://?config=FILE`` reads vLLM's file; ``mooncake://`` the one that the environment
+        names. The URL's own parameters go before the file's. Only a client that serves gives a
+        segment, whatever they say.
         """
         url.check_params(PARAMETERS)
+        url = _with_file(url, environ)
         if url.path not in ("", "/"):
             raise url.error(f'a Mooncake Store has no path: "{EXAMPLE}"')
+        master = _address(url)
         segment_bytes = url.size("segment")
         if segment_bytes is None and not url.inspecting:
             raise url.error(
@@ -79,7 +88,7 @@ class MooncakeOptions:
             )
         buffer_bytes = url.size("buffer")
         return cls(
-            master=_address(url),
+            master=master,
             segment_bytes=(segment_bytes or 0) if url.use is Use.SERVE else 0,
             protocol=_one_of(url, "protocol", PROTOCOLS),
             device=url.params.get("device", ""),
@@ -93,6 +102,20 @@ class MooncakeOptions:
         )
 
 
+def _with_file(url: StoreUrl, environ: Mapping[str, str]) -> StoreUrl:
+    """The URL with what a configuration file says, if it names none and no master."""
+    path = url.params.get("config") or environ.get(configfile.VARIABLE)
+    if url.host and "config" in url.params:
+        raise url.error("the file names the master: write mooncake://?config=FILE")
+    if url.host or not path:
+        return url
+    try:
+        params = configfile.read(Path(path))
+    except configfile.BadConfigFile as error:
+        raise url.error(str(error)) from error
+    return replace(url, host=params.pop("master"), params={**params, **url.params})
+
+
 def _address(url: StoreUrl) -> Address:
     try:
         split = urlsplit(f"//{url.host}")
@@ -100,7 +123,10 @@ def _address(url: StoreUrl) -> Address:
     except ValueError as error:
         raise url.error(f"its host and port cannot be read: {error}") from error
     if not host or "@" in url.host:
-        raise url.error(f'name the master: "{EXAMPLE}"')
+        raise url.error(
+            f'name the master: "{EXAMPLE}"; or a configuration file: "mooncake://?config=FILE", '
+            f"or {configfile.VARIABLE} in the environment"
+        )
     return Address(host, DEFAULT_PORT if port is None else port)
 
 

@@ -7,11 +7,17 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-PACKAGE: Final = "mooncake-transfer-engine-non-cuda"
-CUDA_PACKAGE: Final = "mooncake-transfer-engine"
 SYSTEM_LIBRARIES: Final = ("libibverbs1", "libnuma1", "libcurl4")
 """Debian's packages of the shared libraries that it loads and does not bring (Debian 13 calls the
 last one ``libcurl4t64``)."""
+
+ENVIRONMENT: Final = {
+    # Its C++ code writes to standard error; errors only, not what it does. INFO and 0 show all.
+    "MC_LOG_LEVEL": "ERROR",
+    "GLOG_minloglevel": "2",
+    # It tries a random port, one a second, and keeps the GIL: twenty tries are too many at a start.
+    "MC_STORE_CLIENT_SETUP_RETRIES": "4",
+}
 
 
 class PackageMissing(RuntimeError):
@@ -21,14 +27,13 @@ class PackageMissing(RuntimeError):
 def load() -> ModuleType:
     """The module ``mooncake.store``.
 
-    Its C++ code writes many lines to the process's standard error; from here on only errors, unless
-    the environment says otherwise: ``MC_LOG_LEVEL=INFO`` and ``GLOG_minloglevel=0`` show all.
+    What it reads from the environment is set here where the user has not set it (``ENVIRONMENT``).
 
     Raises:
         PackageMissing: with one line that says what to install.
     """
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("GLOG_minloglevel", "2")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         return import_module("mooncake.store")
     except ModuleNotFoundError as error:
@@ -43,6 +48,6 @@ def load() -> ModuleType:
 def missing() -> str:
     """What to say when it is not installed."""
     return (
-        f"Mooncake is not installed: pip install 'moonstep[mooncake]' ({PACKAGE}; "
-        f"with CUDA: {CUDA_PACKAGE})"
+        "Mooncake is not installed: pip install 'moonstep[mooncake]', "
+        "or 'moonstep[mooncake-cuda]' for CUDA"
     )

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from moonstep.stores.base import Get, Key, Put, Store, StoreUnwell, Transfer
 from moonstep.stores.guarded import GuardedStore
@@ -17,12 +17,14 @@ from moonstep.stores.mooncake.client import ANSWER_S, Client, SetUpRefused
 from moonstep.stores.mooncake.codes import Code, Meaning, code
 from moonstep.stores.mooncake.master import answers
 from moonstep.stores.mooncake.options import OWN_SEGMENT, MooncakeOptions, SoftPin
-from moonstep.stores.urls import Opener, StoreUrl
+from moonstep.stores.urls import Opener, StoreUrl, Use
 
 logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
 """How long opening waits for the first answer; mapping a large segment may take longer."""
+
+Answer = TypeVar("Answer", Put, Get)
 
 _PUT: Final = {
     Meaning.DONE: Put.STORED,
@@ -52,7 +54,7 @@ class Errors:
         with self._lock:
             self._counts[kind] += 1
             is_first = self._counts[kind] == 1
-        if is_first and found.meaning is Meaning.FAILED and found.name != "OBJECT_HAS_LEASE":
+        if is_first and found.meaning is Meaning.FAILED:
             logger.warning("Mooncake store: %s (%d; logged once, then counted)", kind, found.number)
 
 
@@ -90,10 +92,7 @@ class MooncakeStore:
         with self._lock:
             self._check_open()
             if self._client is None:
-                client = Client.connect(self._module, self._options)
-                for region in self._regions:
-                    client.register(region)
-                self._client = client
+                self._client = self._connected()
                 return
         if not answers(self._options.master, ANSWER_S):
             raise StoreUnwell(f"no master answers at {self._options.master}")
@@ -107,35 +106,14 @@ class MooncakeStore:
             self._regions.append(memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
-        codes = self._run("contains", keys, lambda handle: handle.batch_is_exist(list(keys)))
-        return [found.number > 0 for found in codes]
+        numbers = self._run("contains", keys, lambda handle: handle.batch_is_exist(list(keys)))
+        return [number > 0 for number in numbers]
 
     def put(self, items: Sequence[Transfer]) -> list[Put]:
-        there = self.contains([item.key for item in items])
-        sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
-        same = {item.key for item in items if sizes.get(item.key) == item.nbytes}
-        others = [key for key in sizes if key not in same]
-        if others:
-            self.discard(others)
-        rest = [item for item in items if item.key not in same]
-        stored = iter(self._put(rest))
-        return [Put.ALREADY_THERE if item.key in same else next(stored) for item in items]
+        return _in_rounds(items, self._put)
 
     def get(self, items: Sequence[Transfer]) -> list[Get]:
-        placed = [Placed.of(item) for item in items]
-        codes = self._run(
-            "get",
-            placed,
-            lambda handle: handle.batch_get_into_multi_buffers(
-                [each.key for each in placed],
-                [each.addresses for each in placed],
-                [each.sizes for each in placed],
-            ),
-        )
-        pairs = list(zip(placed, codes, strict=True))
-        # A size that differs shows as one of several failures: ask what it is.
-        sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
-        return [self._got(each, got, sizes) for each, got in pairs]
+        return _in_rounds(items, self._get)
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         """What was looked for or read within the last seconds has a lease, and stays."""
@@ -157,21 +135,60 @@ class MooncakeStore:
         if client is not None:
             client.close()
 
-    def _remove(self, keys: Sequence[Key], *, is_forced: bool) -> list[bool]:
-        codes = self._run("remove", keys, lambda handle: handle.batch_remove(list(keys), is_forced))
-        return [found.meaning is Meaning.DONE for found in codes]
-
     def _put(self, items: Sequence[Transfer]) -> list[Put]:
+        there = self.contains([item.key for item in items])
+        sizes = self._sizes([item.key for item, known in zip(items, there, strict=True) if known])
+        # One whose size nobody tells, on a disk, is taken for what it should be: a read will tell.
+        same = {item.key for item in items if sizes.get(item.key, -1) in (None, item.nbytes)}
+        others = [key for key in sizes if key not in same]
+        if others:
+            self.discard(others)
+        rest = [item for item in items if item.key not in same]
+        stored = iter(self._put_new(rest))
+        return [Put.ALREADY_THERE if item.key in same else next(stored) for item in items]
+
+    def _get(self, items: Sequence[Transfer]) -> list[Get]:
+        placed = [Placed.of(item) for item in items]
+        numbers = self._run(
+            "get",
+            placed,
+            lambda handle: handle.batch_get_into_multi_buffers(
+                [each.key for each in placed],
+                [each.addresses for each in placed],
+                [each.sizes for each in placed],
+            ),
+        )
+        pairs = list(zip(placed, map(code, numbers), strict=True))
+        # A size that differs shows as one of several failures: ask what it is.
+        sizes = self._sizes([each.key for each, got in pairs if got.meaning is Meaning.FAILED])
+        return [self._got(each, got, sizes) for each, got in pairs]
+
+    def _connected(self) -> Client:
+        client = Client.connect(self._module, self._options)
+        try:
+            for region in self._regions:
+                client.register(region)
+        except StoreUnwell:
+            client.close()
+            raise
+        return client
+
+    def _remove(self, keys: Sequence[Key], *, is_forced: bool) -> list[bool]:
+        keys = list(keys)
+        numbers = self._run("remove", keys, lambda handle: handle.batch_remove(keys, is_forced))
+        return [number >= 0 for number in numbers]
+
+    def _put_new(self, items: Sequence[Transfer]) -> list[Put]:
         placed = [(self._is_pinned(item), Placed.of(item)) for item in items]
         answers: dict[int, Put] = {}
         for is_pinned in (False, True):
             chosen = [n for n, (pinned, _) in enumerate(placed) if pinned is is_pinned]
-            codes = self._put_alike([placed[n][1] for n in chosen], is_pinned)
-            for number, found in zip(chosen, codes, strict=True):
-                answers[number] = _PUT.get(found.meaning, Put.FAILED)
-        return [answers[number] for number in range(len(items))]
+            numbers = self._put_alike([placed[n][1] for n in chosen], is_pinned)
+            for n, number in zip(chosen, numbers, strict=True):
+                answers[n] = _PUT.get(code(number).meaning, Put.FAILED)
+        return [answers[n] for n in range(len(items))]
 
-    def _put_alike(self, placed: Sequence[Placed], is_pinned: bool) -> list[Code]:
+    def _put_alike(self, placed: Sequence[Placed], is_pinned: bool) -> Sequence[int]:
         return self._run(
             "put",
             placed,
@@ -220,21 +237,20 @@ class MooncakeStore:
 
     def _run(
         self, verb: str, batch: Sequence[Any], call: Callable[[Any], Sequence[int]]
-    ) -> list[Code]:
-        """The codes of one call, one for each of ``batch``. Raises ``StoreUnwell``."""
+    ) -> Sequence[int]:
+        """What one call returns, a number for each of ``batch``. Raises ``StoreUnwell``."""
         with self._calling() as handle:
             if not batch:
                 return []
             numbers = call(handle)
         if len(numbers) != len(batch):
             raise StoreUnwell(f"{verb} of {len(batch)} objects gave {len(numbers)} answers")
-        codes = [code(number) for number in numbers]
-        for found in codes:
-            if found.meaning not in (Meaning.DONE, Meaning.MISS, Meaning.EXISTS):
+        for found in (code(number) for number in numbers if number < 0):
+            if found.meaning not in (Meaning.MISS, Meaning.EXISTS):
                 self.errors.write(verb, found)
             if found.meaning is Meaning.UNWELL:
                 raise StoreUnwell(f"{verb}: {found.name} ({found.number})")
-        return codes
+        return numbers
 
     def _calling(self) -> Any:
         client = self._client
@@ -246,6 +262,25 @@ class MooncakeStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreUnwell("the Mooncake store is closed")
+
+
+def _in_rounds(
+    items: Sequence[Transfer], call: Callable[[Sequence[Transfer]], list[Answer]]
+) -> list[Answer]:
+    """The answers of ``call`` for batches in which no key comes twice; nearly always a single one.
+
+    Mooncake's client reports success for each of two equal keys and fills the memory of one.
+    """
+    if len({item.key for item in items}) == len(items):
+        return call(items)
+    first: dict[Key, int] = {}
+    for number, item in enumerate(items):
+        first.setdefault(item.key, number)
+    numbers = list(first.values())
+    rest = [number for number in range(len(items)) if first[items[number].key] != number]
+    answers = dict(zip(numbers, call([items[number] for number in numbers]), strict=True))
+    answers |= zip(rest, _in_rounds([items[number] for number in rest], call), strict=True)
+    return [answers[number] for number in range(len(items))]
 
 
 def _size(replica: Any) -> int | None:
@@ -269,7 +304,8 @@ def backend(url: StoreUrl) -> Opener:
             store = MooncakeStore(options, package.load())
         except package.PackageMissing as error:
             raise url.error(str(error)) from error
-        guarded = GuardedStore(store, f"the Mooncake Store at {options.master}")
+        purpose = " (lookups)" if url.use is Use.LOOK_UP else ""
+        guarded = GuardedStore(store, f"the Mooncake Store at {options.master}{purpose}")
         trouble = guarded.wait_well(CONNECT_S)
         if isinstance(trouble, SetUpRefused) or (trouble and url.inspecting):
             guarded.close()
