@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from moonstep.audit.shape import Shape
+from moonstep.stores.mooncake.metrics import read_status
 from tests.masters import Master, need_mooncake
 from tests.store_tier.mooncake import (
     BLOCKS,
@@ -182,4 +183,5 @@ class TestDrills:
                 stage.run(family)
                 stage.run(family - 50)
                 family += 1
+            assert read_status(master.plan.metrics).evicted > 0
             stage.resumes()

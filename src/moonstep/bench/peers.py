@@ -76,7 +76,9 @@ class Outcome:
         )
 
 
-def plans(model: str, cpus: tuple[int, ...], url: str, settings: Path) -> dict[str, PeerPlan]:
+def plans(
+    model: str, cpus: tuple[int, ...], url: str, settings: Path, chunk_tokens: int | None = None
+) -> dict[str, PeerPlan]:
     """The engines that are compared: equal but for their connector."""
     ours = PeerPlan(
         model=model,
@@ -86,12 +88,18 @@ def plans(model: str, cpus: tuple[int, ...], url: str, settings: Path) -> dict[s
         prompt_count=4,
         connector=MOONSTEP,
         client_settings=str(settings),
+        chunk_tokens=chunk_tokens,
     )
     return {MOONSTEP: ours, STOCK: replace(ours, with_moonstep=False, store=None, connector=STOCK)}
 
 
 def run_peers(
-    model: Path, cpus: tuple[int, ...], starts: int, out: Path, progress: Progress
+    model: Path,
+    cpus: tuple[int, ...],
+    starts: int,
+    chunk_tokens: int | None,
+    out: Path,
+    progress: Progress,
 ) -> Outcome:
     """Fill the store once with each connector, then ``starts`` rounds of two engines; who goes
     first changes with every round."""
@@ -111,7 +119,7 @@ def run_peers(
         url = url_of(master)
         settings = Path(folder, "mooncake.json")
         settings.write_text(json.dumps(_client_settings(url)))
-        compared = plans(str(model), cpus, url, settings)
+        compared = plans(str(model), cpus, url, settings, chunk_tokens)
         for connector, plan in compared.items():
             with GrowthWatch(master.metrics) as watch:
                 cold[connector] = start(plan, f"filling, {connector}")

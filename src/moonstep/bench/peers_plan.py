@@ -15,14 +15,19 @@ STOCK: Final = "MooncakeStoreConnector"
 @dataclass(frozen=True, slots=True)
 class PeerPlan(DemoPlan):
     """The demo's engine with a choice of connectors. ``client_settings`` is the file in which
-    vLLM's connector finds its master; Moonstep finds it in ``store``."""
+    vLLM's connector finds its master; Moonstep finds it in ``store``. ``chunk_tokens`` is the
+    length of Moonstep's objects; vLLM's connector stores blocks."""
 
     connector: str = MOONSTEP
     client_settings: str = ""
+    chunk_tokens: int | None = None
 
     def engine_arguments(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's ``LLM``."""
         arguments = DemoPlan.engine_arguments(self)
+        if self.connector == MOONSTEP and self.chunk_tokens is not None:
+            extra = arguments["kv_transfer_config"]["kv_connector_extra_config"]
+            extra["chunk_tokens"] = self.chunk_tokens
         if self.connector == STOCK:
             # All engines of a host share one endpoint for lookups unless they are told otherwise.
             arguments["kv_transfer_config"] = {

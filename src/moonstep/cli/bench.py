@@ -239,11 +239,15 @@ def multiturn(
 
 @app.command(
     epilog="Examples:\n\n  moonstep bench peers --starts 10 --json out/peers.json\n\n"
-    "  moonstep bench peers --starts 2"
+    "  moonstep bench peers --starts 2 --chunk-tokens 64"
 )
 def peers(
     model: ModelOption = DEFAULT_MODEL,
     starts: Annotated[int, typer.Option(min=1, help="Rounds; two engines in each.")] = 10,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Moonstep's setting of this name; vLLM's stores blocks of 64."),
+    ] = None,
     threads: ThreadsOption = 0,
     out: OutOption = Path("out"),
     json_path: JsonOption = None,
@@ -263,11 +267,17 @@ def peers(
     machine = machine_facts()
     with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
         model_token_bytes(model, dtype_bytes=4)  # refuses a folder without a model
-        found = run_peers(model, usable_cpus()[: threads or None], starts, out, progress)
+        cpus = usable_cpus()[: threads or None]
+        found = run_peers(model, cpus, starts, chunk_tokens, out, progress)
     console.print(as_table(found))
     console.print(str(machine), highlight=False)
     if json_path is not None:
-        content = {"starts": starts, "outcome": found, "ratio": found.ratio}
+        content = {
+            "starts": starts,
+            "chunk_tokens": chunk_tokens,
+            "outcome": found,
+            "ratio": found.ratio,
+        }
         write_json(json_path, machine, content)
 
 
