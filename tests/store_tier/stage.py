@@ -88,11 +88,16 @@ class Stage:
 
 @contextmanager
 def open_stage(
-    stores: FaultyStores, slots: int, *, first_step: bool = True, **settings: Any
+    stores: FaultyStores,
+    slots: int,
+    *,
+    first_step: bool = True,
+    shape: Shape = SHAPE,
+    **settings: Any,
 ) -> Iterator[Stage]:
     """The engine; in the end all has to be as at the start."""
     facts: dict[str, Any] = {
-        "host_cache": slots * block_bytes(SHAPE),
+        "host_cache": slots * block_bytes(shape),
         "capture": "eager",
         "store": f"memory://{SHELF}",
         "chunk_tokens": SHAPE.block_tokens,
@@ -103,7 +108,7 @@ def open_stage(
         "fetch_deadline_s": SOON_S,
         **settings,
     }
-    engine = Engine(SHAPE, ConnectorChoice("MoonstepConnector", facts))
+    engine = Engine(shape, ConnectorChoice("MoonstepConnector", facts))
     try:
         if first_step:
             engine.empty_step()  # the ranks tell how many slots they have

@@ -57,7 +57,7 @@ def make_ranks(
     """All ranks, each with KV memory of its own and, if `connected`, its half of the connector."""
     ranks = []
     for place, kv_config in zip(places(shape.ranks, shape.stages), config.rank_kv, strict=True):
-        memory = RankMemory(kv_config, shape.layout, place.rank)
+        memory = RankMemory(kv_config, shape.layout, place.rank, shape.copies)
         layers = {name: _LayerModule(tensor) for name, tensor in memory.tensors.items()}
         surroundings = Surroundings(place, layers)
         half = _make_half(config, surroundings, place, kv_config, memory) if connected else None

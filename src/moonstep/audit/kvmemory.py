@@ -36,7 +36,8 @@ class Layer:
 class RankMemory:
     """The KV memory of one rank, laid out as the installed vLLM lays it out."""
 
-    def __init__(self, kv_cache_config: Any, layout: str, rank: int) -> None:
+    def __init__(self, kv_cache_config: Any, layout: str, rank: int, copies: int = 1) -> None:
+        """`copies` consecutive ranks hold the same bytes."""
         self.rank = rank
         self.tensors: dict[str, torch.Tensor] = allocate_kv_cache(
             kv_cache_config, torch.device("cpu"), KVCacheLayout[layout]
@@ -50,7 +51,7 @@ class RankMemory:
         self._shadow: States = self._raw.copy()
         self._owner = np.full(len(self._raw), -1, np.int32)
         self.layers = [
-            self._layer(name, group, rank)
+            self._layer(name, group, rank - rank % copies)
             for group, spec in enumerate(kv_cache_config.kv_cache_groups)
             for name in spec.layer_names
         ]

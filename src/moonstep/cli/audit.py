@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,10 @@ Examples:
   moonstep audit --connector my.module:MyConnector --extra-config '{"size": 4}'
 
   moonstep audit --connector MooncakeStoreConnector --scenario all --steps 0
+
+  moonstep audit --connector MooncakeStoreConnector --real-mooncake --steps 2000
+
+  moonstep audit --role kv_producer --scenario all --steps 5000
 
   moonstep audit --scenario resume --scenario chat --steps 0
 
@@ -53,13 +58,19 @@ def audit(
     groups: Annotated[
         str, typer.Option(help="KV cache groups: full, window or full+window.")
     ] = "full",
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes; 0 for one a core (four with a real store).")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results here; histories go beside it.")
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Run one history from a file, and nothing else.")
     ] = None,
+    real_mooncake: Annotated[
+        bool,
+        typer.Option(help="MooncakeStoreConnector over real masters on loopback, started here."),
+    ] = False,
     list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
 ) -> None:
     """Audit a KV connector: the real vLLM scheduler, real KV memory on the CPU, no model.
@@ -82,6 +93,10 @@ def audit(
         order = _order(
             connector, extra_config, role, load_failure_policy, scenario, steps, seed, groups, jobs
         )
+        if real_mooncake:
+            # Its clients take seconds to close, and sleep meanwhile; to shrink takes many of them.
+            jobs = jobs or 4 * (os.cpu_count() or 1)
+            order = replace(order, real_store=True, jobs=jobs, shrinks=0)
         verdict = _perform(console, order)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

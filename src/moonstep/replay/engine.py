@@ -41,6 +41,11 @@ class ReplayRequest:
     kv_transfer_params: Mapping[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = False
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """A trace's requests end where their prompts do."""
+        return self.num_tokens
+
 
 @dataclass(slots=True)
 class _New:

@@ -139,18 +139,15 @@ class FetchPlanner:
         self.counts.looks += 1
         return self._ticket_count, objects
 
-    def found(self, ticket: int, present: Sequence[bool], rank_count: int) -> list[BlockHash]:
-        """The store has answered: an object counts if every rank's part of it is there.
+    def found(self, ticket: int, present: Sequence[bool], parts: int) -> list[BlockHash]:
+        """The store has answered: an object counts if all its ``parts`` are there.
 
         The names of the objects that the store does not have.
         """
         arrival = self._looks.pop(ticket, None)
         if arrival is None or arrival.state is not FetchState.LOOKING:
             return []
-        whole = [
-            all(present[at : at + rank_count])
-            for at in range(0, len(present) - rank_count + 1, rank_count)
-        ]
+        whole = [all(present[at : at + parts]) for at in range(0, len(present) - parts + 1, parts)]
         run = (*whole, False).index(False)
         arrival.present = arrival.first + run
         reason = self._reason_not_to_fetch(run * self._shape.tokens)
@@ -359,5 +356,6 @@ def _forget_all(job_of: dict[BlockHash, int], names: Sequence[BlockHash], number
 def keys_asked(
     keys: KeyMaker, rank_count: int, group: int, objects: Sequence[ObjectNames]
 ) -> list[Key]:
-    """Every rank's key of every object: all ranks of the first object, then of the next."""
-    return [keys.key(group, rank, each.name) for each in objects for rank in range(rank_count)]
+    """The keys of all parts of every object: those of the first object, then of the next."""
+    parts = keys.parts(group, rank_count)
+    return [keys.key(group, rank, each.name) for each in objects for rank in parts]

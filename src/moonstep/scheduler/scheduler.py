@@ -6,12 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from moonstep.config import CaptureMode, Settings
-from moonstep.engine import (
-    AllocatedBlocks,
-    BlockPool,
-    Request,
-    SchedulerOutput,
-)
+from moonstep.engine import AllocatedBlocks, BlockPool, Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
 from moonstep.scheduler.fills import FillClock
@@ -149,7 +144,9 @@ class MooncakeStoreScheduler:
         True would keep all its blocks from being freed: what has to be kept is held by itself.
         """
         self.tier.finished(request)  # now: its id may arrive again before that step
-        tracker = self._lives.by_id.get(request.request_id) if self._hashes_lag else None
+        # Before the ranks have told how many slots they have, its blocks were not captured at all.
+        left = self._hashes_lag or not self.index.slot_count
+        tracker = self._lives.by_id.get(request.request_id) if left else None
         if tracker is not None and tracker.saves and tracker.request is request:
             self._holds.hold(tracker)
         return False

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from moonstep.config import Settings
+from moonstep.config import Push, Settings
 from moonstep.engine import BlockHash, Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
@@ -168,6 +168,8 @@ class StoreTier:
     def arrived(self, request: Request) -> None:
         """A request arrives, or comes back after a preemption: begin to look for its prefix."""
         self.admitted(request.request_id)
+        if not self._settings.fetches:
+            return
         self._take_answers()
         now_s = self._clock()
         asked = self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s)
@@ -216,7 +218,8 @@ class StoreTier:
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
         """Blocks were captured on every rank: objects that are whole now may be pushed."""
-        if self._settings.push == "reuse":
+        pushed = self._settings.pushed
+        if pushed not in (Push.ALL, Push.DECODED):
             return
         whole = {
             (life, depth // self._shape.blocks)
@@ -224,12 +227,16 @@ class StoreTier:
         }
         for life, number in sorted(whole):
             request = requests.get(life)
-            if request is not None:
+            if request is None:
+                continue
+            stop_tokens = (number + 1) * self._shape.tokens
+            if pushed is Push.ALL or stop_tokens > request.num_prompt_tokens:
                 self._offer(request, number, number + 1)
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
         """A request goes on from a prefix that was there: its objects are used again."""
-        self._offer(request, 0, num_computed_tokens // self._shape.tokens)
+        if self._settings.pushed in (Push.ALL, Push.REUSE):
+            self._offer(request, 0, num_computed_tokens // self._shape.tokens)
 
     def _offer(self, request: Request, first: int, stop: int) -> None:
         if self._most_busy_slots < self._shape.blocks:
@@ -289,8 +296,13 @@ class StoreTier:
 
     def _take_answers(self) -> None:
         for ticket, present in self._lookup.answers():
-            for name in self.fetches.found(ticket, present, self._rank_count):
+            for name in self.fetches.found(ticket, present, self._part_count):
                 self.pushes.stock.known.discard(self._shape.group.index, name)
+
+    @property
+    def _part_count(self) -> int:
+        """Keys that together are one object: ranks with the same bytes share one."""
+        return len(self._keyring.current.parts(self._shape.group.index, self._rank_count))
 
     @property
     def _most_busy_slots(self) -> int:
@@ -349,7 +361,7 @@ class StoreTier:
 
     def _plan_pushes(self, now_s: float) -> list[Job]:
         jobs: list[Job] = []
-        nbytes = self._shape.nbytes * self._rank_count
+        nbytes = self._shape.nbytes * self._part_count
         most = self._bucket.objects(nbytes, now_s, self._pushable())
         for request_id, objects in self.pushes.take(most):
             job = self._job(JobKind.PUSH, request_id, tuple(objects))
