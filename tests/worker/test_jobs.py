@@ -114,6 +114,8 @@ def test_calls_are_counted_and_their_durations_told_once(desk: Desk) -> None:
     assert desk.run(fetch(4, stored("b", 0, 7, generation=5))) == ()
     gets = desk.jobs.calls("get")
     assert (gets.nbytes, gets.unwell, gets.outcomes) == (0, 1, (("damaged", 1),))
+
+
 def test_ranks_with_the_same_bytes_store_an_object_once_and_both_fetch_it() -> None:
     shared = KeyMaker("default", "0", (2,))
     desks = [Desk(rank=rank) for rank in (0, 1)]
