@@ -17,6 +17,7 @@ import torch
 
 from moonstep.audit import mooncake_standin
 from moonstep.audit.connectors import Kit
+from moonstep.audit.environ import environment
 from moonstep.audit.inspector import Kept
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def client_settings(master: str, segment_bytes: int) -> Iterator[None]:
         path = Path(folder, "mooncake.json")
         path.write_text(json.dumps(facts))
         with (
-            patch.dict(os.environ, {"MOONCAKE_CONFIG_PATH": str(path)}),
+            environment("MOONCAKE_CONFIG_PATH", str(path)),
             patch.object(torch.cuda, "Event", _DoneEvent),
         ):
             yield
