@@ -105,8 +105,8 @@ class MooncakeStage:
 
     def puts_in_progress(self) -> int:
         """Calls of the workers that have not come back; their headers are made."""
-        stores = [rank.connector.worker.jobs._store._inner for rank in self.engine.ranks]
-        return sum(store.stats()["put"].in_progress for store in stores)
+        stores = [rank.connector.worker.jobs._store for rank in self.engine.ranks]
+        return sum(store.stats_of("put").in_progress for store in stores)
 
     def wrong_objects(self) -> tuple[int, int]:
         """Of the objects in the store, how many there are, and how many hold another's bytes.

@@ -94,7 +94,7 @@ def check_settings(extra: Mapping[str, Any] | None) -> None:
         checked_namespace(settings.namespace)
         resolve(settings.store)
         if StoreUrl.parse(settings.store).scheme == "dir":
-            _open(settings, Use.LOOK_UP).close()
+            _open(settings, Use.SERVE).close()
 
 
 def _open(settings: Settings, use: Use) -> Store:
