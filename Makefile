@@ -40,6 +40,7 @@ bench: setup ## Run the measurements (about an hour)
 	@$(BIN)/moonstep bench copy --json out/bench-copy.json
 	@$(BIN)/moonstep bench multiturn --json out/bench-multiturn.json
 	@$(BIN)/moonstep bench engine --json out/bench-engine.json
+	@$(BIN)/moonstep bench gap --json out/bench-gap.json
 
 lint: $(READY) ## Check form, lint and types
 	@$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from moonstep.wire import (
     RankReport,
     ReqMeta,
     StepPlan,
+    StoreCalls,
     WorkerReport,
     join_rows,
     make_rows,
@@ -66,6 +67,9 @@ def test_a_plan_comes_out_of_pickle_as_it_went_in() -> None:
     assert (other.step, other.restores_of, other.received) == (5, plan.restores_of, ("s",))
 
 
+CALLS = st.builds(
+    StoreCalls, nbytes=st.integers(0, 99), ended_ns=st.integers(0, 9).map(lambda ns: (ns,))
+)
 REPORTS = st.builds(
     RankReport,
     slots=st.integers(0, 9),
@@ -73,6 +77,7 @@ REPORTS = st.builds(
     captured=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     capture_bytes=st.integers(0, 99),
     restore_bytes=st.integers(0, 99),
+    puts=CALLS,
 )
 WORKERS = st.builds(WorkerReport, st.dictionaries(st.integers(0, 2), REPORTS, max_size=3))
 
@@ -87,6 +92,8 @@ def test_nothing_a_rank_listed_is_lost_in_merging(one: WorkerReport, other: Work
         assert merged.through == max(part.through for part in parts)
         assert merged.capture_bytes == parts[-1].capture_bytes
         assert merged.slots == parts[-1].slots
+        assert merged.puts.nbytes == parts[-1].puts.nbytes
+        assert merged.puts.ended_ns == tuple(ns for part in parts for ns in part.puts.ended_ns)
 
 
 @given(WORKERS, WORKERS, WORKERS)

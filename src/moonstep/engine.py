@@ -90,5 +90,6 @@ class SchedulerOutput(Protocol):
     scheduled_new_reqs: Sequence[NewRequest]
     scheduled_cached_reqs: CachedRequests
     num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
     finished_req_ids: set[str]
     preempted_req_ids: set[str] | None

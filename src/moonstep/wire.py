@@ -110,6 +110,27 @@ class JobEnd(NamedTuple):
     done: tuple[bool, ...]
 
 
+class StoreCalls(NamedTuple):
+    """Calls of one verb into a rank's store.
+
+    Totals since the start, but for ``ended_ns``: how long the calls took that ended since the
+    rank's last report. ``outcomes`` counts objects, by the names of the store's answers.
+    """
+
+    nbytes: int = 0
+    unwell: int = 0
+    """Calls that failed because the store itself was in trouble."""
+    outcomes: tuple[tuple[str, int], ...] = ()
+    ended_ns: tuple[int, ...] = ()
+
+    def merged(self, later: StoreCalls) -> StoreCalls:
+        """These calls and those of a later report of the same rank as one."""
+        return later._replace(ended_ns=self.ended_ns + later.ended_ns)
+
+
+NO_CALLS: Final = StoreCalls()
+
+
 def threads_of_a_kind(store_threads: int) -> int:
     """How many of a worker's threads push, and how many fetch."""
     return max(1, store_threads // 2)
@@ -155,6 +176,8 @@ class RankReport:
     restore_bytes: int = 0
     capture_ns: int = 0
     restore_ns: int = 0
+    puts: StoreCalls = NO_CALLS
+    gets: StoreCalls = NO_CALLS
 
     def merged(self, later: RankReport) -> RankReport:
         """This report and a later one of the same rank as one."""
@@ -167,6 +190,8 @@ class RankReport:
             restore_bytes=later.restore_bytes,
             capture_ns=later.capture_ns,
             restore_ns=later.restore_ns,
+            puts=self.puts.merged(later.puts),
+            gets=self.gets.merged(later.gets),
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from moonstep.scheduler import lookup
+from moonstep.scheduler import lookup, scheduler
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fetches import FetchPlanner
 from moonstep.scheduler.index import HostIndex
@@ -275,16 +275,16 @@ def failed_capture_acknowledged() -> Iterator[None]:
 @mutant
 def less_restored_than_promised() -> Iterator[None]:
     """The last block of a promise is not restored."""
-    restores = MooncakeStoreScheduler._restores
+    restores = scheduler.restores_of
 
-    def shorter(self: Any, *args: Any) -> list[Restore]:
+    def shorter(*args: Any) -> list[Restore]:
         return [
             Restore(r.columns.part(0, n), r.slots[:n], r.generations[:n], r.block_bytes)
-            for r in restores(self, *args)
+            for r in restores(*args)
             for n in [len(r.slots) - 1]
         ]
 
-    with patch.object(MooncakeStoreScheduler, "_restores", shorter):
+    with patch.object(scheduler, "restores_of", shorter):
         yield
 
 

@@ -24,6 +24,9 @@ KV_BLOCKS = 36
 READY_S = 240.0
 STOP_S = 90.0
 
+METRIC = re.compile(r"^vllm:moonstep_(\w+)\{([^}]*)\} (\S+)$", flags=re.MULTILINE)
+"""A line of ``/metrics``: name, labels, value."""
+
 # What a log line says after vLLM's prefix "(process) LEVEL time [file:line]".
 LOGGED = re.compile(r"\[\w+\.py:\d+\] (moonstep:.*)$", flags=re.MULTILINE)
 
@@ -115,6 +118,20 @@ class Server:
         assert answer.status_code == 200, answer.text
         details = answer.json()["usage"]["prompt_tokens_details"] or {}
         return answer.json()["choices"][0]["text"], details.get("cached_tokens") or 0
+
+    def metrics(self) -> dict[str, float]:
+        """Moonstep's metrics by name, with the value of their own label: ``slots free``."""
+        answer = self._client.get("/metrics")
+        assert answer.status_code == 200
+        found: dict[str, float] = {}
+        for name, labels, value in METRIC.findall(answer.text):
+            own = [
+                text.strip('"')
+                for label, _, text in (each.partition("=") for each in labels.split(","))
+                if label not in ("engine", "model_name")
+            ]
+            found[" ".join([name, *own])] = float(value)
+        return found
 
     def forget(self) -> None:
         """Empty the engine's own prefix cache; what the connector keeps stays."""

@@ -67,14 +67,31 @@ def test_a_request_can_opt_out_of_loading_and_of_saving(servers: tuple[Server, S
     eager.forget()
     _, cached = eager.complete(SECOND)
     assert cached == 0
+    assert eager.metrics()["miss_tokens_total not_asked"] >= TEN_BLOCKS
 
 
 def test_each_server_says_at_its_end_what_it_did(servers: tuple[Server, Server]) -> None:
     for server in servers:
+        shown = server.metrics()
         server.stop()
         (summary,) = server.last_words()
         assert summary.startswith("moonstep: saved ")
         assert "restored 0 tokens" not in summary
+        hits, misses = (
+            {name: tokens for name, tokens in shown.items() if name.startswith(of)}
+            for of in ("hit_tokens_total", "miss_tokens_total")
+        )
+        restored = hits.pop("hit_tokens_total host")
+        assert f"restored {restored:.0f} tokens ({mib(shown['restore_bytes_total'])})" in summary
+        assert f"tokens ({mib(shown['capture_bytes_total'])}), restored" in summary
+        assert f"of {restored + sum(misses.values()):.0f} tokens the engine" in summary
+        assert misses["miss_tokens_total absent"] > 0
+        assert shown["capture_seconds_total"] > 0
+        assert shown["slots written"] > 0
+
+
+def mib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 20):.1f} MiB"
 
 
 def test_a_misspelt_setting_ends_the_start_with_one_line(model: Path, tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def test_what_one_server_stores_another_one_serves(model: Path, tmp_path: Path) 
         # The engine is idle: only the connector keeps it stepping until everything is stored.
         wait_for_objects(folder, PROMPT_OBJECTS)
         assert second.complete(PROMPTS[0]) == (text, PROMPT_TOKENS)
+        wait_for_metrics(first, {"push_objects_total stored": PROMPT_OBJECTS})
+        fetched = {"hit_tokens_total store": PROMPT_TOKENS, "quarantined_slots": 0}
+        fetched |= {"fetch_objects_total hit": PROMPT_OBJECTS, "miss_tokens_total absent": 0}
+        wait_for_metrics(second, fetched)
+        stored = first.metrics()
+        assert stored["push_bytes_total"] == second.metrics()["fetch_bytes_total"] > 0
+        assert stored["push_seconds_count"] > 0
+        assert stored["push_seconds_sum"] > 0
         text, cached = first.complete(PROMPTS[1])
         assert cached == 0
         first.stop()
@@ -71,6 +79,15 @@ def test_what_one_server_stores_another_one_serves(model: Path, tmp_path: Path) 
         second.stop()
     assert object_count(folder) == 2 * PROMPT_OBJECTS
     assert damaged_count(folder) == 0
+
+
+def wait_for_metrics(server: Server, wanted: dict[str, float]) -> None:
+    shown: dict[str, float] = {}
+    for _ in poll(60):
+        shown = server.metrics()
+        if wanted.items() <= shown.items():
+            return
+    raise AssertionError(f"{wanted} wanted, {shown} shown")
 
 
 def wait_until_it_writes(folder: Path) -> None:

@@ -16,6 +16,7 @@ from moonstep.audit.engineconfig import EngineConfig
 from moonstep.audit.kvmemory import RankMemory
 from moonstep.audit.shape import Shape
 from moonstep.engines.vllm import machine
+from moonstep.engines.vllm.connector import MoonstepConnector
 from tests.engines.conftest import changed, configured, create
 
 
@@ -164,6 +165,31 @@ def test_a_store_setting_that_cannot_be_used(
     extra: dict[str, Any], named: str, lines: list[str]
 ) -> None:
     assert named in refusal(lambda: create(configured(**extra)), lines)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"host_cahce": "1GiB"}, "host_cahce='1GiB': there is no such setting; did you mean"),
+        ({"store": "dir:///etc/passwd/x?capacity=1MiB"}, "the folder cannot be used"),
+        ({"store": "dri:///tmp/x"}, "store='dri:///tmp/x'"),
+        ({"store": "memory://x", "namespace": "a/b"}, "namespace='a/b'"),
+    ],
+)
+def test_what_is_refused_when_the_configuration_is_built(
+    extra: dict[str, Any], named: str, lines: list[str]
+) -> None:
+    ask = MoonstepConnector.requires_piecewise_for_cudagraph
+    assert named in refusal(lambda: ask(extra), lines)
+
+
+def test_good_settings_pass_when_the_configuration_is_built(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    good = {"store": f"dir://{tmp_path / 'store'}?capacity=1MiB", "host_cache": "1GiB"}
+    assert not MoonstepConnector.requires_piecewise_for_cudagraph(good)
+    assert not MoonstepConnector.requires_piecewise_for_cudagraph({})
+    assert [line for line in lines if line.startswith("moonstep:")] == []
 
 
 def register(config: EngineConfig, layout: str = "LBNHC") -> None:

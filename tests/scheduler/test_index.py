@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,8 +17,9 @@ from hypothesis.stateful import (
 )
 
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy, Place
+from moonstep.scheduler.slots import Placed
 
 CHAINS = st.integers(1, 4)
 POSITIONS = st.integers(0, 5)
@@ -274,7 +275,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(chain=CHAINS, slots=st.lists(st.integers(0, 7), unique=True, max_size=5))
     def use(self, chain: int, slots: list[int]) -> None:
         known = [(d, slot) for d, slot in enumerate(slots) if self.chain_of(slot) is not None]
-        self.policy.use(chain, known)
+        self.policy.use(chain, [depth for depth, _ in known], [slot for _, slot in known])
         self.refresh(chain)
         for depth, slot in known:
             if self.chain_of(slot) != chain:
@@ -284,7 +285,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, 7))
     def remove(self, slot: int) -> None:
-        self.policy.remove(slot)
+        self.policy.remove([slot])
         self.take_away(slot)
 
     @rule(
@@ -299,7 +300,11 @@ class PolicyMachine(RuleBasedStateMachine):
                 if chain in spared or slot in pinned or len(wanted) == count:
                     break
                 wanted.append(slot)
-        assert self.policy.choose_many(count, lambda slot: slot not in pinned, spared) == wanted
+
+        def may_leave(slots: Sequence[int]) -> list[bool]:
+            return [slot not in pinned for slot in slots]
+
+        assert self.policy.choose_many(count, may_leave, spared) == wanted
 
     @rule()
     def ask_for_the_whole_order(self) -> None:
@@ -379,10 +384,29 @@ def test_a_prefix_written_tail_first_ends_with_its_head() -> None:
 def test_a_slot_given_back_to_its_chain_stands_where_it_is_put_now() -> None:
     policy = LruPolicy()
     policy.add([1, 1], [3, 2], [7, 8])
-    policy.remove(7)
+    policy.remove([7])
     policy.add([1], [0], [7])
     assert policy.choose(lambda place, slot: True) == 8
     policy.check()
+
+
+@given(st.lists(st.tuples(CHAINS, st.integers(1, 6)), max_size=8))
+def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]) -> None:
+    chains = [chain for chain, length in runs for _ in range(length)]
+    depths = [length - at for _, length in runs for at in range(length)]
+    slots = list(range(len(chains)))
+    at_once, singly = LruPolicy(), LruPolicy()
+    at_once.add(chains, depths, slots)
+    for chain, depth, slot in zip(chains, depths, slots, strict=True):
+        singly.add([chain], [depth], [slot])
+    for policy in (at_once, singly):
+        policy.check()
+    assert everything(at_once) == everything(singly)
+
+
+def everything(policy: LruPolicy) -> list[int]:
+    """All slots, those that leave first before the others."""
+    return policy.choose_many(100, lambda slots: [True] * len(slots), ())
 
 
 def test_what_a_later_chain_used_outlives_what_it_did_not() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from moonstep.scheduler.captures import Capture
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.index import Placed
 from moonstep.scheduler.ledger import CaptureLedger, Settled
+from moonstep.scheduler.slots import Placed
 from moonstep.wire import RankReport, WorkerReport
 
 

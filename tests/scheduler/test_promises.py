@@ -59,7 +59,7 @@ def test_a_gap_ends_the_promise() -> None:
     hand = hand_with_kept()
     request = make_request("r", 200)
     (slot,), _ = hand.half.index.locate(0, request.block_hashes[2:3])
-    hand.half.index._release(slot)
+    hand.half.index._release([slot])
     assert ask(hand, "r", 200) == 32
     assert ask(hand, "r", 200, local=48) == 32
 

@@ -13,8 +13,9 @@ from moonstep.config import Settings
 from moonstep.engine import BlockHash, Request
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy
+from moonstep.scheduler.slots import Placed
 from moonstep.scheduler.tier import StoreTier
 from moonstep.wire import Job, JobEnd, JobKind, RankReport
 from tests.scheduler.stock import BLOCK_TOKENS, GROUPS

@@ -67,7 +67,7 @@ def test_an_abandoned_push_keeps_its_slots_until_its_call_comes_back() -> None:
     assert rig.index.plan(columns) is None, "a quarantined slot was given away"
     rig.end(job)
     assert rig.tier.quarantined_slots == 0
-    assert rig.tier.pushes.counts.abandoned == 2
+    assert rig.tier.pushes.counts.abandoned_jobs == 1
     assert rig.index.has_written(0, hashes)
 
 

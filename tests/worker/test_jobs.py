@@ -97,6 +97,25 @@ def test_what_is_pushed_is_fetched_again(desk: Desk) -> None:
     assert [int(desk.arena.generation[slot]) for slot in (0, 7)] == [4, 4]
 
 
+def test_calls_are_counted_and_their_durations_told_once(desk: Desk) -> None:
+    desk.run(push(1, stored("a", 3, 5), stored("b", 4, 6)))
+    desk.run(push(2, stored("a", 3, 5)))
+    object_bytes = 2 * (SLOT_BYTES - 6)
+    puts = desk.jobs.calls("put")
+    assert puts.outcomes == (("already there", 1), ("stored", 2))
+    assert puts.nbytes == 2 * object_bytes
+    assert len(puts.ended_ns) == 2
+    assert all(ns > 0 for ns in puts.ended_ns)
+    again = desk.jobs.calls("put")
+    assert again == puts._replace(ended_ns=())
+    desk.faulty.fault = Fault.FLIPPING
+    assert desk.run(fetch(3, stored("a", 0, 7, generation=4))) == (False,)
+    desk.faulty.fault = Fault.UNWELL
+    assert desk.run(fetch(4, stored("b", 0, 7, generation=5))) == ()
+    gets = desk.jobs.calls("get")
+    assert (gets.nbytes, gets.unwell, gets.outcomes) == (0, 1, (("damaged", 1),))
+
+
 def test_a_block_that_is_here_already_is_read_past_the_arena(desk: Desk) -> None:
     second = desk.bytes_of(5)
     desk.run(push(1, stored("a", 3, 5), stored("b", 4, 6)))

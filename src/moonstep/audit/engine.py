@@ -62,7 +62,8 @@ class Engine:
         self.threads = checks.ThreadWatch(connectors.kit_for(connector.name).passing_threads)
         self.scheduler: Any = None
         try:
-            self._guard("construction", self._assemble)
+            with engineconfig.runner_of(shape):
+                self._guard("construction", self._assemble)
         except Stop:
             self.threads.close()
             raise

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import copy
 import json
-import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
+from moonstep.audit.environ import environment
 from moonstep.audit.oracle import VOCABULARY
 
 if TYPE_CHECKING:
@@ -175,15 +176,26 @@ def _speculative_config(shape: Shape, model_config: Any) -> Any:
     )
 
 
-def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
-    """Configuration of one engine.
+def runner_of(shape: Shape) -> AbstractContextManager[None]:
+    """While the shape's model runner is the one that ``VllmConfig`` says it uses.
 
-    The CPU platform switches asynchronous scheduling off while the configuration is
-    built, so it is set afterwards; so is the runner, which `VllmConfig.use_v2_model_runner`
-    reads from the environment each time.
+    ``VllmConfig.use_v2_model_runner`` reads the environment each time it is asked.
+    """
+    return environment("VLLM_USE_V2_MODEL_RUNNER", "1" if shape.runner == "v2" else "0")
+
+
+def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
+    """Configuration of one engine. What asks it for the runner has to be within ``runner_of``.
+
+    The CPU platform switches asynchronous scheduling off while the configuration is built, so it
+    is set afterwards; runner V2 cannot be asked for at all without Triton.
     """
     load_general_plugins()
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    with environment("VLLM_USE_V2_MODEL_RUNNER", "0"):
+        return _build(shape, connector)
+
+
+def _build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
     model_config = _model_config(shape.max_tokens)
     vllm_config = VllmConfig(
         model_config=model_config,
@@ -218,7 +230,6 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
         config.hash_block_size = hash_block_tokens
         config.cache_hit_alignment_tokens = alignment_tokens
     vllm_config.scheduler_config.async_scheduling = shape.asynchronous
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if shape.runner == "v2" else "0"
     return EngineConfig(
         vllm_config=vllm_config,
         scheduler_kv=scheduler_kv,

@@ -251,3 +251,43 @@ def engine(
     if json_path is not None:
         ratios = {phase: found.ratio(phase) for phase in PHASES}
         write_json(json_path, machine, {"ratios": ratios, "starts": found})
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench gap --json out/gap.json\n\n"
+    "  moonstep bench gap --restores 4 --size 64MiB"
+)
+def gap(
+    model: ModelOption = DEFAULT_MODEL,
+    restores: Annotated[int, typer.Option(min=1, max=40, help="How many prompts come back.")] = 9,
+    size: Annotated[str, typer.Option(help="What each of them restores at least.")] = "128MiB",
+    threads: ThreadsOption = 0,
+    out: OutOption = Path("out"),
+    json_path: JsonOption = None,
+) -> None:
+    """The worst gap between two tokens of one request while another's prompt is restored.
+
+    One engine, about a minute and a half on two cores.
+    """
+    from moonstep.bench.engines import model_token_bytes
+    from moonstep.bench.gap import as_table, plan, run_gap
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+    from moonstep.config import parse_size
+    from moonstep.demo.plan import usable_cpus
+
+    console = Console()
+    try:
+        restore_bytes = parse_size("--size", size)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    machine = machine_facts()
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        cpus = usable_cpus()[: threads or None]
+        token_bytes = model_token_bytes(model, dtype_bytes=4)
+        chosen = plan(str(model), cpus, token_bytes, restore_bytes, restores)
+        windows = run_gap(chosen, out, progress)
+    console.print(as_table(chosen, windows))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        write_json(json_path, machine, {"plan": chosen, "windows": windows})

@@ -62,6 +62,7 @@ class _Output:
     scheduled_new_reqs: Sequence[NewRequest]
     scheduled_cached_reqs: CachedRequests
     num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
     finished_req_ids: set[str]
     preempted_req_ids: set[str] | None = None
 
@@ -187,7 +188,8 @@ class ReplayEngine:
     ) -> None:
         scheduled = len(computes) * self._block_tokens
         if self._scheduler is not None:
-            output = _Output(new, cached, {request.request_id: scheduled}, self._finished)
+            tokens = {request.request_id: scheduled}
+            output = _Output(new, cached, tokens, scheduled, self._finished)
             plan = self._scheduler.build_connector_meta(output)
             self._finished = set()
             self._restore(plan)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from moonstep.config import CaptureMode
 from moonstep.groups import Group
 from moonstep.scheduler.columns import BlockKey, Columns, group_of_key
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import Going, LookAhead
+from moonstep.scheduler.slots import Placed
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tracker import RequestTracker
 from moonstep.scheduler.witness import Witness
@@ -114,13 +115,16 @@ class CapturePlanner:
                 self._lookahead.look_again(wanted.blocks[room:])
                 wanted = wanted.part(0, room)
             budget_bytes -= len(wanted) * self._groups[group].block_bytes
-            self._capture(wanted.by_depth(), engine_keeps=False)
+            if len(wanted) > self._index.free_count:
+                wanted = wanted.by_depth()
+            self._capture(wanted, engine_keeps=False)
 
     def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
         """The blocks that became whole since each life was last looked at."""
         columns = Columns(group.index)
         index, block_tokens = group.index, group.block_tokens
         is_sized = self._index.slot_count > 0
+        add = columns.add
         for tracker in trackers:
             names = tracker.request.block_hashes
             first = tracker.next_block[index]
@@ -129,7 +133,7 @@ class CapturePlanner:
                 continue
             table = tracker.tables.by_group[index]
             if stop == first + 1:
-                columns.add(tracker.life, first, names[first], table[first])
+                add(tracker.life, first, names[first], table[first])
             else:
                 columns.add_run(tracker.life, first, names[first:stop], table[first:stop])
             if is_sized:

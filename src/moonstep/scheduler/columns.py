@@ -11,12 +11,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
 
+import numpy as np
+import numpy.typing as npt
+
 from moonstep.engine import BlockHash
 
 BlockKey = bytes
 """Block hash and group index (4 bytes, big-endian) as one, as the engine's pool writes it."""
 
+Numbers = npt.NDArray[np.int64]
+"""Slots, blocks, lives or depths, when something is done with all of them at once."""
+
 _GROUP_BYTES = 4
+
+
+def numbers(values: Sequence[int]) -> Numbers:
+    """The values as an array of their own.
+
+    >>> numbers([3, 1]).tolist()
+    [3, 1]
+    """
+    return np.fromiter(values, np.int64, len(values))
 
 
 def key_suffix(group: int) -> bytes:
@@ -80,13 +95,14 @@ class Columns:
 
     def by_depth(self) -> Columns:
         """The same rows, shallowest first."""
-        order = sorted(range(len(self)), key=self.depths.__getitem__)
+        depths = numbers(self.depths)
+        order = np.argsort(depths, kind="stable")
         return Columns(
             self.group,
-            [self.lives[at] for at in order],
-            [self.depths[at] for at in order],
-            [self.names[at] for at in order],
-            [self.blocks[at] for at in order],
+            numbers(self.lives)[order].tolist(),
+            depths[order].tolist(),
+            np.fromiter(self.names, object, len(self))[order].tolist(),
+            numbers(self.blocks)[order].tolist(),
         )
 
     def part(self, start: int, stop: int) -> Columns:

@@ -17,9 +17,12 @@ from moonstep.engine import BlockHash, Request
 from moonstep.groups import last_boundary_tokens
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import OpenJob
+from moonstep.scheduler.misses import NOTHING_FOUND, Look, MissReason
 from moonstep.scheduler.objects import ObjectNames, ObjectShape, objects_of
+from moonstep.scheduler.pace import FetchPace
+from moonstep.scheduler.slots import Placed
 from moonstep.wire import SCRATCH, StoredObject
 
 OBJECTS_PER_JOB: Final = 4
@@ -53,8 +56,15 @@ class Arrival:
     first: int
     state: FetchState = FetchState.LOOKING
     present: int = 0
-    """Objects of its prefix that the host cache or the store has, from the first."""
+    """Objects of its prefix that the host cache or the store has, from the first; before the store
+    has answered, those that it may have."""
+    reason: MissReason | None = None
+    """Why some of them will not come; ``None`` while they may."""
     jobs: set[int] = field(default_factory=set)
+    asked_tokens: int = 0
+    """What its own jobs are to bring, and since when; 0 when it has none any more."""
+    started_s: float = 0.0
+    came_tokens: int = 0
     held: list[int] = field(default_factory=list)
     """Slots that came for it, pinned until it is admitted."""
 
@@ -81,18 +91,22 @@ class FetchCounts:
 class FetchPlanner:
     """Arrivals and what is being brought for them. Scheduler thread only."""
 
-    def __init__(self, index: HostIndex, shape: ObjectShape, min_tokens: int) -> None:
+    def __init__(
+        self, index: HostIndex, shape: ObjectShape, min_tokens: int, pace: FetchPace
+    ) -> None:
         self.counts = FetchCounts()
         self.arrivals: dict[str, Arrival] = {}  # Invariant: oldest first
         self._index = index
         self._shape = shape
         self._min_tokens = min_tokens
+        self._pace = pace
         self._ticket_count = 0
         self._looks: dict[int, Arrival] = {}
         self._job_of: dict[BlockHash, int] = {}
         self._stuck: dict[BlockHash, int] = {}  # by jobs that were abandoned and hang still
         self._known: dict[str, Request] = {}
         self._failed: set[str] = set()  # Invariant: all of them known
+        self._over: dict[str, Look] = {}  # Invariant: all of them known
         self._held_slots = 0
 
     def arrive(
@@ -106,8 +120,6 @@ class FetchPlanner:
         if self._known.get(request.request_id) is not request:
             self._known[request.request_id] = request
             self._failed.discard(request.request_id)
-        if request.request_id in self._failed or self._is_overdue(now_s):
-            return None
         shape, hashes = self._shape, request.block_hashes
         boundary = last_boundary_tokens(request.num_tokens, shape.group.block_tokens)
         stop = boundary // shape.tokens
@@ -115,10 +127,13 @@ class FetchPlanner:
         written = self._index.written_run(shape.group.index, hashes, 0, blocks)
         first = written // shape.blocks
         objects = objects_of(shape, hashes, first, stop)
-        if not objects or len(objects) * shape.tokens < self._min_tokens:
+        if not objects:
+            return None
+        arrival = Arrival(request, deadline_s, first, present=first + len(objects))
+        if reason := self._reason_not_to_look(request, len(objects), now_s):
+            self._over[request.request_id] = self._look(arrival, reason)
             return None
         self._ticket_count += 1
-        arrival = Arrival(request, deadline_s, first)
         self._looks[self._ticket_count] = arrival
         self.arrivals[request.request_id] = arrival
         self.counts.looks += 1
@@ -138,10 +153,11 @@ class FetchPlanner:
         ]
         run = (*whole, False).index(False)
         arrival.present = arrival.first + run
-        if run > 0 and run * self._shape.tokens >= self._min_tokens:
+        reason = self._reason_not_to_fetch(run * self._shape.tokens)
+        if reason is None:
             arrival.state = FetchState.FOUND
         else:
-            self.end(arrival)
+            self.end(arrival, reason)
         asked = objects_of(
             self._shape,
             arrival.request.block_hashes,
@@ -198,6 +214,8 @@ class FetchPlanner:
     def started(self, arrival: Arrival, number: int, parts: Sequence[Placed]) -> None:
         """A job that brings ``parts`` for an arrival has a number."""
         arrival.jobs.add(number)
+        arrival.asked_tokens += len(parts) * self._shape.tokens
+        arrival.started_s = self._pace.clock()
         self.counts.started_objects += len(parts)
         for part in parts:
             for name in part.columns.names:
@@ -219,16 +237,18 @@ class FetchPlanner:
                 self._index.abandon(part)
                 self.counts.missed_objects += 1
                 missing.append(stored.name)
+                arrival.reason = MissReason.FAILED
                 if self._known.get(request_id) is arrival.request:
                     self._failed.add(request_id)
                 continue
             self.counts.fetched_objects += 1
+            arrival.came_tokens += self._shape.tokens
             arrived = self._index.acknowledge(part)
             if arrived == len(part) and self.arrivals.get(request_id) is arrival:
                 self._index.pin(part.slots)
                 arrival.held.extend(part.slots)
                 self._held_slots += len(part)
-        self._job_over(number)
+        self._job_over(number, arrival)
         return missing
 
     def abandoned(self, entry: OpenJob[Fetched]) -> None:
@@ -244,27 +264,37 @@ class FetchPlanner:
                     del self._job_of[name]
                     self._stuck[name] = number
             self._index.disown(part)
-        self._job_over(number)
+        entry.detail.arrival.reason = MissReason.LATE
+        self._job_over(number, entry.detail.arrival)
 
-    def end(self, arrival: Arrival) -> None:
-        """Nothing more will come for this request."""
+    def end(self, arrival: Arrival, reason: MissReason | None = None) -> None:
+        """Nothing more will come for this request, for this reason."""
         arrival.state = FetchState.OVER
+        arrival.reason = arrival.reason or reason
         request_id = arrival.request.request_id
         if not arrival.held and self.arrivals.get(request_id) is arrival:
             del self.arrivals[request_id]
+            self._over[request_id] = self._look(arrival, MissReason.BUSY)
 
-    def drop(self, request_id: str) -> None:
-        """The request was admitted or has ended: what was held for it is let go."""
+    def drop(self, request_id: str, now_s: float) -> Look:
+        """The request was admitted or has ended: what was held for it is let go.
+
+        What came of the look for its prefix.
+        """
+        over = self._over.pop(request_id, NOTHING_FOUND)
         arrival = self.arrivals.pop(request_id, None)
-        if arrival is not None:
-            self._index.unpin(arrival.held)
-            self._held_slots -= len(arrival.held)
+        if arrival is None:
+            return over
+        self._index.unpin(arrival.held)
+        self._held_slots -= len(arrival.held)
+        is_late = arrival.state is not FetchState.OVER and now_s >= arrival.deadline_s
+        return self._look(arrival, MissReason.LATE if is_late else MissReason.BUSY)
 
     def forget(self, request: Request) -> None:
         """The request has ended; its id may be another's already."""
         request_id = request.request_id
         if self._known.get(request_id) is request:
-            self.drop(request_id)
+            self.drop(request_id, 0.0)
             del self._known[request_id]
             self._failed.discard(request_id)
 
@@ -273,18 +303,46 @@ class FetchPlanner:
         self._job_of.clear()
         self._stuck.clear()
         for arrival in list(self.arrivals.values()):
-            self.end(arrival)
+            self.end(arrival, MissReason.ABSENT)
 
     @property
     def held_slots(self) -> int:
         """Slots held for requests that wait."""
         return self._held_slots
 
+    def _look(self, arrival: Arrival, reason: MissReason) -> Look:
+        """What has come of an arrival; ``reason`` unless there is one already."""
+        fetched = len(arrival.held) * self._shape.group.block_tokens
+        return Look(fetched, arrival.present * self._shape.tokens, arrival.reason or reason)
+
+    def _reason_not_to_look(
+        self, request: Request, objects: int, now_s: float
+    ) -> MissReason | None:
+        if request.request_id in self._failed:
+            return MissReason.FAILED
+        if self._is_overdue(now_s):
+            return MissReason.LATE
+        return MissReason.SHORT if objects * self._shape.tokens < self._min_tokens else None
+
+    def _reason_not_to_fetch(self, tokens: int) -> MissReason | None:
+        if not tokens:
+            return MissReason.ABSENT
+        if tokens < self._min_tokens:
+            return MissReason.SHORT
+        return None if self._pace.should_fetch(tokens) else MissReason.SLOWER
+
     def _is_overdue(self, now_s: float) -> bool:
         """Whether the oldest look should have been answered by now."""
         return any(look.deadline_s <= now_s for look in islice(self._looks.values(), 1))
 
-    def _job_over(self, number: int) -> None:
+    def _job_over(self, number: int, arrival: Arrival) -> None:
+        arrival.jobs.discard(number)
+        if arrival.asked_tokens and not arrival.jobs:
+            # What failed says nothing of how long a fetch takes.
+            if arrival.reason is not MissReason.FAILED:
+                asked, came = arrival.asked_tokens, arrival.came_tokens
+                self._pace.fetched(asked, came, arrival.started_s)
+            arrival.asked_tokens = 0
         for arrival in list(self.arrivals.values()):
             arrival.jobs.discard(number)
             if arrival.state is FetchState.FETCHING and not arrival.jobs:

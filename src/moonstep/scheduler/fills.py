@@ -16,7 +16,7 @@ class FillClock:
     """
 
     def __init__(self, groups: Sequence[Group], tokens_per_decode: int) -> None:
-        self._groups = tuple(groups)
+        self._first, *self._others = groups
         self._tokens_per_decode = tokens_per_decode
         self._wheel: Wheel[RequestTracker] = Wheel()
 
@@ -27,6 +27,10 @@ class FillClock:
     def leave(self, tracker: RequestTracker) -> None:
         """Look at the life no more."""
         self._wheel.leave(tracker)
+
+    def has_due(self, step: int) -> bool:
+        """Whether there may be lives to look at in ``step``."""
+        return self._wheel.has_due(step)
 
     def due(self, step: int, num_scheduled: Mapping[str, int]) -> list[RequestTracker]:
         """The lives to look at in ``step``, settled to what it computes.
@@ -45,17 +49,13 @@ class FillClock:
 
     def enter_again(self, running: Sequence[RequestTracker], step: int) -> None:
         """Enter lives that were looked at in ``step`` under their next one."""
+        first, others, enter = self._first, self._others, self._wheel.enter
         for tracker in running:
             steps = 1
             if not tracker.is_prefilling:
-                steps = steps_to_fill(self._missing_tokens(tracker), self._tokens_per_decode)
-            self._wheel.enter(tracker, step + steps)
-
-    def _missing_tokens(self, tracker: RequestTracker) -> int:
-        """Tokens that the life's next block to be whole still lacks, over all groups."""
-        next_block, groups = tracker.next_block, self._groups
-        missing = (next_block[0] + 1) * groups[0].block_tokens - tracker.token_len
-        for group in groups[1:]:
-            boundary = (next_block[group.index] + 1) * group.block_tokens
-            missing = min(missing, boundary - tracker.token_len)
-        return missing
+                next_block = tracker.next_block
+                boundary = (next_block[first.index] + 1) * first.block_tokens
+                for group in others:
+                    boundary = min(boundary, (next_block[group.index] + 1) * group.block_tokens)
+                steps = steps_to_fill(boundary - tracker.token_len, self._tokens_per_decode)
+            enter(tracker, step + steps)

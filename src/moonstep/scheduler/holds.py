@@ -33,6 +33,9 @@ class Holds:
     def __len__(self) -> int:
         return sum(len(hold.blocks) for hold in self._holds)
 
+    def __bool__(self) -> bool:
+        return bool(self._holds)
+
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the one to hold blocks of."""
         self._pool = pool

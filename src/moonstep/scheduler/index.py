@@ -10,57 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from moonstep.engine import BlockHash
-from moonstep.scheduler.columns import BlockKey, Columns, first_of_each, key_suffix
+from moonstep.scheduler.columns import (
+    BlockKey,
+    Columns,
+    Numbers,
+    first_of_each,
+    key_suffix,
+    numbers,
+)
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.wire import Rows, make_rows
-
-
-class SlotState(IntEnum):
-    """What may be done with a slot."""
-
-    FREE = 0
-    PLANNED = 1
-    WRITTEN = 2
-    DOOMED = 3
-    """Written and promised before a reset: never found again, free when its last pin goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Blocks with the slots they are to be captured into.
-
-    The generation tells this use of the slots from every other one.
-    """
-
-    columns: Columns
-    slots: list[int]
-    generation: int
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    @property
-    def rows(self) -> Rows:
-        return make_rows(self.columns.group, self.columns.blocks, self.slots, self.generation)
-
-
-@dataclass(slots=True)
-class IndexCounts:
-    """What the index has done since the start."""
-
-    evicted: int = 0
-    evicted_resident: int = 0
-    """Of these, copies of what the engine still held."""
-    refused: int = 0
-    """Captures that found no slot to give them."""
+from moonstep.scheduler.slots import IndexCounts, Placed, SlotState
 
 
 class HostIndex:
@@ -75,17 +40,19 @@ class HostIndex:
         self.counts = IndexCounts()
         self.residency = residency or Residency()
         self._policy = policy
-        self._written: list[dict[BlockHash, int]] = [{} for _ in range(group_count)]
-        self._planned: list[dict[BlockHash, int]] = [{} for _ in range(group_count)]
+        # Every written slot stands here under its name, and every planned one but the nameless.
+        self._slot_of: list[dict[BlockHash, int]] = [{} for _ in range(group_count)]
         # By slot. Invariant: a slot that is not free has a name; a free one has none.
         self._state = bytearray()
         self._states: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)  # the same memory
         self._generation: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self._group: npt.NDArray[np.int16] = np.zeros(0, dtype=np.int16)
-        self._name: dict[int, BlockHash] = {}
+        self._name: npt.NDArray[np.object_] = np.full(0, None, dtype=object)
         self._free: list[int] = []
         self._pins: Counter[int] = Counter()
-        self._disowned: set[int] = set()  # planned, and found under no name
+        # Planned, and found under no name: whether the slot may have its name again.
+        self._nameless: dict[int, bool] = {}
+        self._planned_count = 0
         self._generation_count = 0
 
     @property
@@ -93,12 +60,16 @@ class HostIndex:
         return len(self._state)
 
     @property
+    def group_count(self) -> int:
+        return len(self._slot_of)
+
+    @property
     def written_count(self) -> int:
-        return sum(len(names) for names in self._written)
+        return self._state.count(SlotState.WRITTEN)
 
     @property
     def planned_count(self) -> int:
-        return self._state.count(SlotState.PLANNED)
+        return self._planned_count
 
     @property
     def pinned_count(self) -> int:
@@ -116,32 +87,43 @@ class HostIndex:
         self._states = np.frombuffer(self._state, dtype=np.uint8)
         self._generation = np.zeros(slot_count, dtype=np.int32)
         self._group = np.zeros(slot_count, dtype=np.int16)
+        self._name = np.full(slot_count, None, dtype=object)
         self._free = list(range(slot_count - 1, -1, -1))
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
         """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
-        written = self._written[group]
+        slot_of = self._slot_of[group]
         for position in range(start, stop):
-            if names[position] not in written:
-                return position - start
-        return stop - start
+            if names[position] not in slot_of:
+                stop = position
+                break
+        if not self._planned_count:
+            return stop - start
+        slots = [slot_of[name] for name in names[start:stop]]
+        unwritten = np.flatnonzero(self._states[slots] != SlotState.WRITTEN)
+        return int(unwritten[0]) if len(unwritten) else stop - start
+
+    def written(self, group: int) -> dict[BlockHash, int]:
+        """The slots of all blocks that can be promised, by name. A copy, for tests and audits."""
+        state = self._state
+        slot_of = self._slot_of[group]
+        return {n: slot for n, slot in slot_of.items() if state[slot] == SlotState.WRITTEN}
 
     def holds(self, group: int, name: BlockHash) -> bool:
         """Whether a slot has this block or is about to."""
-        return name in self._written[group] or name in self._planned[group]
+        return name in self._slot_of[group]
 
     def has_written(self, group: int, names: Iterable[BlockHash]) -> bool:
         """Whether all of these blocks can be promised."""
-        return all(map(self._written[group].__contains__, names))
+        state, slots = self._state, map(self._slot_of[group].get, names)
+        return all(slot is not None and state[slot] == SlotState.WRITTEN for slot in slots)
 
     def unheld(self, columns: Columns) -> Columns:
         """The rows whose block no slot has or is about to have, each name once."""
-        written, planned = self._written[columns.group], self._planned[columns.group]
-        names = columns.names
-        if written.keys().isdisjoint(names) and planned.keys().isdisjoint(names):
-            left = columns
-        else:
-            left = columns.only(name not in written and name not in planned for name in names)
+        slot_of, names = self._slot_of[columns.group], columns.names
+        left = columns
+        if not slot_of.keys().isdisjoint(names):
+            left = columns.only([name not in slot_of for name in names])
         if len(set(left.names)) < len(left):
             return left.only(first_of_each(left.names))
         return left
@@ -150,9 +132,13 @@ class HostIndex:
         self, group: int, names: Sequence[BlockHash]
     ) -> tuple[list[int], npt.NDArray[np.int32]]:
         """Slots and generations of written blocks. KeyError for one that is not written."""
-        written = self._written[group]
-        slots = [written[name] for name in names]
-        return slots, self._generation[slots]
+        slot_of = self._slot_of[group]
+        slots = [slot_of[name] for name in names]
+        at = numbers(slots)
+        unwritten = np.flatnonzero(self._states[at] != SlotState.WRITTEN)
+        if len(unwritten):
+            raise KeyError(names[unwritten[0]])
+        return slots, self._generation[at]
 
     def plan(self, columns: Columns) -> Placed | None:
         """Give blocks slots to be captured into; ``None`` if there is none for any of them.
@@ -161,22 +147,21 @@ class HostIndex:
         and of a block's own chain only what is deeper: a deeper block is not worth a shallower one
         of the same prefix. Blocks without a slot are left out. None may be held already.
         """
-        free, count = self._free, len(columns)
-        if len(free) >= count:
-            slots = free[-count:] if count else []
-            del free[len(free) - count :]
-            slots.reverse()
+        if len(self._free) >= len(columns):
+            slots = self._take_free(len(columns))
         else:
             columns, slots = self._make_room(columns)
         if not slots:
             return None
         group, names = columns.group, columns.names
+        at = numbers(slots)
         self._generation_count += 1
-        self._states[slots] = SlotState.PLANNED
-        self._generation[slots] = self._generation_count
-        self._group[slots] = group
-        self._name.update(zip(slots, names, strict=True))
-        self._planned[group].update(zip(names, slots, strict=True))
+        self._states[at] = SlotState.PLANNED
+        self._generation[at] = self._generation_count
+        self._group[at] = group
+        self._name[at] = np.fromiter(names, object, len(names))
+        self._slot_of[group].update(zip(names, slots, strict=True))
+        self._planned_count += len(slots)
         self._policy.add(columns.lives, columns.depths, slots)
         return Placed(columns, slots, self._generation_count)
 
@@ -185,16 +170,12 @@ class HostIndex:
 
         How many: fewer after a reset, or where the same block has another slot by now.
         """
-        group, names, slots = placed.columns.group, placed.columns.names, placed.slots
-        self._check_under_way(placed)
-        planned, written = self._planned[group], self._written[group]
-        if list(map(planned.get, names)) != slots:
-            return sum(self._acknowledge_one(placed, at) for at in range(len(placed)))
-        for name in names:
-            del planned[name]
-        written.update(zip(names, slots, strict=True))
-        self._states[slots] = SlotState.WRITTEN
-        return len(slots)
+        at = self._under_way(placed)
+        if self._nameless and not self._nameless.keys().isdisjoint(placed.slots):
+            return sum(self._acknowledge_one(placed, row) for row in range(len(placed)))
+        self._states[at] = SlotState.WRITTEN
+        self._planned_count -= len(at)
+        return len(at)
 
     def disown(self, placed: Placed) -> None:
         """It comes late, or never: the same blocks may be given other slots.
@@ -202,20 +183,16 @@ class HostIndex:
         The slots stay planned until ``acknowledge`` or ``abandon``. What is acknowledged then
         counts if its block has no other slot by that time.
         """
-        planned = self._planned[placed.columns.group]
+        slot_of = self._slot_of[placed.columns.group]
         for name, slot in zip(placed.columns.names, placed.slots, strict=True):
-            if planned.get(name) == slot:
-                del planned[name]
-                self._disowned.add(slot)
+            if slot_of.get(name) == slot:
+                del slot_of[name]
+                self._nameless[slot] = True
 
     def abandon(self, placed: Placed) -> None:
         """Some rank has not captured it: the slots are free again, and nothing was promised."""
-        self._check_under_way(placed)
-        planned = self._planned[placed.columns.group]
-        for name, slot in zip(placed.columns.names, placed.slots, strict=True):
-            if planned.get(name) == slot:
-                del planned[name]
-            self._release(slot)
+        self._under_way(placed)
+        self._release(placed.slots)
 
     def use(
         self, chain: int, group: int, names: Sequence[BlockHash], blocks: Sequence[int]
@@ -224,9 +201,13 @@ class HostIndex:
 
         ``blocks`` are those of the engine that hold the first of them already.
         """
-        written = self._written[group]
-        used = [(depth, written[name]) for depth, name in enumerate(names) if name in written]
-        self._policy.use(chain, used)
+        state, slots = self._state, list(map(self._slot_of[group].get, names))
+        used = [
+            (depth, slot)
+            for depth, slot in enumerate(slots)
+            if slot is not None and state[slot] == SlotState.WRITTEN
+        ]
+        self._policy.use(chain, [depth for depth, _ in used], [slot for _, slot in used])
         there = [(slot, blocks[depth]) for depth, slot in used if depth < len(blocks)]
         self.residency.note([slot for slot, _ in there], [block for _, block in there])
 
@@ -242,7 +223,7 @@ class HostIndex:
                 continue
             del self._pins[slot]
             if self._state[slot] == SlotState.DOOMED:
-                self._release(slot)
+                self._release([slot])
 
     def reset(self) -> None:
         """Forget every block.
@@ -250,41 +231,50 @@ class HostIndex:
         A slot that a worker may still write, or that is pinned, is found no more and goes free when
         that has ended.
         """
-        self._disowned.clear()
-        for names in self._planned:
-            names.clear()
-        for names in self._written:
-            slots = list(names.values())
-            names.clear()
-            for slot in slots:
-                self._state[slot] = SlotState.DOOMED
-                if slot not in self._pins:
-                    self._release(slot)
+        self._nameless = dict.fromkeys(self._nameless, False)
+        for slot_of in self._slot_of:
+            slots = list(slot_of.values())
+            slot_of.clear()
+            written = [slot for slot in slots if self._state[slot] == SlotState.WRITTEN]
+            planned = (slot for slot in slots if self._state[slot] == SlotState.PLANNED)
+            self._nameless.update(dict.fromkeys(planned, False))
+            self._states[written] = SlotState.DOOMED
+            self._release([slot for slot in written if slot not in self._pins])
 
     def check(self) -> None:
         """Raise AssertionError unless states, names, pins and free slots add up."""
         states = list(self._state)
         assert sorted(self._free) == [s for s, st in enumerate(states) if st == SlotState.FREE]
-        for tables, state in (
-            (self._written, SlotState.WRITTEN),
-            (self._planned, SlotState.PLANNED),
-        ):
-            for group, names in enumerate(tables):
-                for name, slot in names.items():
-                    assert states[slot] == state, (slot, states[slot], state)
-                    assert (self._name[slot], self._group[slot]) == (name, group), slot
-        assert self.written_count == states.count(SlotState.WRITTEN)
-        for group, names in enumerate(self._planned):
-            assert not names.keys() & self._written[group].keys(), "planned and written"
+        named: set[int] = set()
+        for group, slot_of in enumerate(self._slot_of):
+            for name, slot in slot_of.items():
+                assert states[slot] in (SlotState.PLANNED, SlotState.WRITTEN), (slot, states[slot])
+                assert (self._name[slot], self._group[slot]) == (name, group), slot
+                named.add(slot)
+        for slot, state in enumerate(states):
+            assert (self._name[slot] is None) == (state == SlotState.FREE), slot
+            assert state != SlotState.WRITTEN or slot in named, slot
+            nameless = state == SlotState.PLANNED and slot not in named
+            assert nameless == (slot in self._nameless), slot
+        assert self._planned_count == states.count(SlotState.PLANNED)
         for slot, pins in self._pins.items():
             assert pins > 0, slot
             assert states[slot] in (SlotState.WRITTEN, SlotState.DOOMED), slot
         assert states.count(SlotState.DOOMED) <= len(self._pins), "doomed without a pin"
-        assert self._name.keys() == {s for s, st in enumerate(states) if st != SlotState.FREE}
+
+    def _take_free(self, count: int) -> list[int]:
+        free = self._free
+        start = len(free) - count
+        slots = free[start:]
+        del free[start:]
+        slots.reverse()
+        return slots
 
     def _make_room(self, columns: Columns) -> tuple[Columns, list[int]]:
         """Slots for as many of the blocks as there is room for, in their order."""
         self._evict_many(len(columns) - len(self._free), set(columns.lives))
+        if len(self._free) >= len(columns):
+            return columns, self._take_free(len(columns))
         slots: list[int] = []
         wanted: list[bool] = []
         for life, depth in zip(columns.lives, columns.depths, strict=True):
@@ -299,57 +289,75 @@ class HostIndex:
 
     def _evict_many(self, count: int, spared: set[int]) -> None:
         """Free up to ``count`` slots, none on the chains of those who ask."""
-        resident = self.residency.choose_many(count, self._may_leave, self._key_of)
-        for slot in resident:
-            self._release(slot)
+        resident = self.residency.choose_many(count, self._may_leave, self._keys_of)
+        self._release(resident)
         others = self._policy.choose_many(count - len(resident), self._may_leave, spared)
-        for slot in others:
-            self._release(slot)
+        self._release(others)
         self.counts.evicted_resident += len(resident)
         self.counts.evicted += len(resident) + len(others)
 
     def _evict_own(self, life: int, depth: int) -> int | None:
         """A slot for a block at ``depth`` of ``life`` when all that is left is on such chains."""
         victim = self._policy.choose(
-            lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave(slot)
+            lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave([slot])[0]
         )
         if victim is None:
             return None
         self.counts.evicted += 1
-        self._release(victim)
+        self._release([victim])
         return self._free.pop()
 
-    def _may_leave(self, slot: int) -> bool:
-        return self._state[slot] == SlotState.WRITTEN and slot not in self._pins
+    def _may_leave(self, slots: Sequence[int]) -> list[bool]:
+        state, pins = self._state, self._pins
+        return [state[slot] == SlotState.WRITTEN and slot not in pins for slot in slots]
 
-    def _key_of(self, slot: int) -> BlockKey:
-        return self._name[slot] + key_suffix(int(self._group[slot]))
+    def _keys_of(self, slots: Sequence[int]) -> list[BlockKey]:
+        at = numbers(slots)
+        suffixes = [key_suffix(group) for group in range(len(self._slot_of))]
+        rows = zip(self._name[at].tolist(), self._group[at].tolist(), strict=True)
+        return [name + suffixes[group] for name, group in rows]
 
-    def _check_under_way(self, placed: Placed) -> None:
-        slots = placed.slots
-        same = self._generation[slots] == placed.generation
-        if not (same & (self._states[slots] == SlotState.PLANNED)).all():
-            raise RuntimeError(f"slots {slots} are not on their way: settled twice or re-used")
+    def _under_way(self, placed: Placed) -> Numbers:
+        """The slots of a capture whose end is reported for the first time."""
+        at = numbers(placed.slots)
+        same = self._generation[at] == placed.generation
+        if not (same & (self._states[at] == SlotState.PLANNED)).all():
+            raise RuntimeError(
+                f"slots {placed.slots} are not on their way: settled twice or re-used"
+            )
+        return at
 
-    def _acknowledge_one(self, placed: Placed, at: int) -> bool:
-        """``acknowledge`` of one block, when its name may have no slot or another one by now."""
-        group, name, slot = placed.columns.group, placed.columns.names[at], placed.slots[at]
-        is_free = slot in self._disowned and not self.holds(group, name)
-        if self._planned[group].get(name) != slot and not is_free:
-            self._release(slot)
-            return False
-        self._disowned.discard(slot)
-        self._planned[group].pop(name, None)
+    def _acknowledge_one(self, placed: Placed, row: int) -> bool:
+        """``acknowledge`` of one block, when its slot may have lost its name."""
+        name, slot = placed.columns.names[row], placed.slots[row]
+        slot_of = self._slot_of[placed.columns.group]
+        if slot in self._nameless:
+            if name in slot_of or not self._nameless[slot]:
+                self._release([slot])
+                return False
+            del self._nameless[slot]
+            slot_of[name] = slot
         self._state[slot] = SlotState.WRITTEN
-        self._written[group][name] = slot
+        self._planned_count -= 1
         return True
 
-    def _release(self, slot: int) -> None:
-        if self._state[slot] == SlotState.WRITTEN:
-            del self._written[int(self._group[slot])][self._name[slot]]
-        self._state[slot] = SlotState.FREE
-        self._disowned.discard(slot)
-        del self._name[slot]
-        self.residency.forget(slot)
-        self._policy.remove(slot)
-        self._free.append(slot)
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free slots that are planned, written or doomed, and forget what was said of them."""
+        if not slots:
+            return
+        at = numbers(slots)
+        rows = zip(self._group[at].tolist(), self._name[at].tolist(), slots, strict=True)
+        for group, name, slot in rows:
+            slot_of = self._slot_of[group]
+            named = slot_of.pop(name, slot)
+            if named != slot:
+                slot_of[name] = named  # the name has been given to another slot
+        if self._nameless:
+            for slot in slots:
+                self._nameless.pop(slot, None)
+        self._planned_count -= int(np.count_nonzero(self._states[at] == SlotState.PLANNED))
+        self._states[at] = SlotState.FREE
+        self._name[at] = None
+        self.residency.forget(slots)
+        self._policy.remove(slots)
+        self._free.extend(slots)

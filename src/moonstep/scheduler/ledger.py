@@ -45,6 +45,8 @@ class CaptureLedger:
 
     def settle(self, by_rank: Mapping[int, RankReport]) -> Iterator[Settled]:
         """Take in reports; yield the steps on which every rank has now spoken, oldest first."""
+        if not self._open:
+            return
         for rank, report in by_rank.items():
             captured = set(report.captured)
             for step, entry in self._open.items():

@@ -7,7 +7,7 @@ request was preempted or has finished. Nothing else is remembered about preempti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Final
 
 from moonstep.engine import CachedRequests, Request, SchedulerOutput
@@ -62,20 +62,34 @@ class Lives:
 
         Resumed requests are passed over: their lists are whole tables and began a life.
         """
-        new_block_ids = cached.new_block_ids
-        taken: list[int] = []
-        if new_block_ids.count(None) == len(new_block_ids):
-            return taken  # one comparison an entry, in C: nothing is new for those who merely run
-        pairs = zip(cached.req_ids, new_block_ids, strict=True)
-        for request_id, block_ids in compress(pairs, new_block_ids):
-            if block_ids is None or request_id in cached.resumed_req_ids:
-                continue
-            for ids in block_ids:
-                taken.extend(ids)
-            tracker = self.by_id.get(request_id)
+        if _no_new_blocks(cached):
+            return []
+        resumed, new_block_ids = cached.resumed_req_ids, cached.new_block_ids
+        growing = compress(cached.req_ids, new_block_ids)
+        pairs = zip(growing, filter(None, new_block_ids), strict=True)
+        grown = [pair for pair in pairs if pair[0] not in resumed]
+        by_id = self.by_id
+        for request_id, block_ids in grown:
+            tracker = by_id.get(request_id)
             if tracker is not None:
                 tracker.tables.append(block_ids)
-        return taken
+        return list(chain.from_iterable(chain.from_iterable(ids for _, ids in grown)))
+
+
+def changes_nothing(output: SchedulerOutput) -> bool:
+    """Whether no life begins or ends with this step, and no table changes."""
+    cached = output.scheduled_cached_reqs
+    return not (
+        output.finished_req_ids
+        or output.scheduled_new_reqs
+        or output.preempted_req_ids
+        or cached.resumed_req_ids
+    ) and _no_new_blocks(cached)
+
+
+def _no_new_blocks(cached: CachedRequests) -> bool:
+    """Whether no running request got a block: one comparison an entry, in C."""
+    return cached.new_block_ids.count(None) == len(cached.new_block_ids)
 
 
 def starts_of(output: SchedulerOutput) -> list[tuple[str, Sequence[Sequence[int]], int]]:

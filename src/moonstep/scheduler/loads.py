@@ -84,6 +84,9 @@ class LoadQueue:
     def __len__(self) -> int:
         return len(self._loads)
 
+    def __bool__(self) -> bool:
+        return bool(self._loads)
+
     @property
     def has_plans(self) -> bool:
         """Whether ``take`` has anything to give."""

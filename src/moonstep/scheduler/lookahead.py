@@ -7,10 +7,12 @@ steps before, so that the host cache holds what the engine drops and little else
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from itertools import compress
+from typing import Final, NamedTuple, cast
 
 from moonstep.engine import Block, BlockPool
+from moonstep.scheduler.byblock import ByBlock
 from moonstep.scheduler.columns import BlockKey
 
 _MARGIN: Final = 1.25
@@ -38,7 +40,7 @@ class LookAhead:
         self._pool: BlockPool | None = None
         self._peak_blocks = 0.0
         self._taken_blocks = 0
-        self._looked_at: dict[int, BlockKey] = {}
+        self._looked_at = ByBlock()  # the key under which each block was passed on
         self._front: tuple[int, int] | None = None
         self._last: Block | None = None  # the deepest block looked at
         self._depth = 0  # how many blocks the window has at least, up to and with _last
@@ -53,56 +55,70 @@ class LookAhead:
         """How many blocks from the front are looked at."""
         return max(_MIN_BLOCKS, int(_MARGIN * self._peak_blocks))
 
-    @property
-    def passed_on(self) -> Container[int]:
-        """Blocks that were passed on and have not been taken since. A view: it follows."""
-        return self._looked_at.keys()
+    def passed_on(self, blocks: Sequence[int]) -> list[bool]:
+        """Which of ``blocks`` were passed on and have not been taken since."""
+        return [key is not None for key in self._looked_at.get(blocks)]
 
     @property
     def has_news(self) -> bool:
         """Whether the front of the queue may have changed since it was last walked."""
-        return self._front is None or self._front != self._front_now()
+        front, pool = self._front, self._pool
+        if front is None or pool is None:
+            return True
+        queue = pool.free_block_queue
+        first = queue.fake_free_list_head.next_free_block
+        return front[1] != queue.num_free_blocks or first is None or front[0] != first.block_id
 
     def saw_taken(self, blocks: Sequence[int]) -> None:
         """The step that is being built took these blocks from the queue."""
         self._taken_blocks += len(blocks)
         self._depth -= len(blocks)
-        self._forget_each(blocks)
+        self._looked_at.drop(blocks)
 
     def saw_used_again(self, blocks: Sequence[int]) -> None:
         """These blocks are in use again with what they hold; they come back as new ones."""
-        before = len(self._looked_at)
-        self._forget_each(blocks)
-        self._depth -= before - len(self._looked_at)
+        self._depth -= sum(self.passed_on(blocks))
+        self._looked_at.drop(blocks)
 
     def look_again(self, blocks: Sequence[int]) -> None:
         """What became of ``blocks`` last time no longer holds: pass them on once more."""
         if blocks:
-            self._forget_each(blocks)
+            self._looked_at.drop(blocks)
             self._recount()
 
     def next_to_go(self) -> Going:
         """Named blocks that came into the window, the next to go first. Each is passed on once."""
-        going = Going([], [])
         pool = self._pool
         if pool is None or not pool.enable_caching:
-            return going
+            return Going([], [])
         self._learn()
         self._front = self._front_now()
         block = self._resume(pool)
         stop = min(self.window_blocks, pool.free_block_queue.num_free_blocks)
-        depth, last, looked_at = self._depth, self._last, self._looked_at
+        named: list[Block] = []
+        depth, last = self._depth, self._last
         while block is not None and depth < stop:
+            behind = block.next_free_block
+            if behind is None:
+                break  # the queue's end, which is no block
             depth += 1
             last = block
-            key = block.block_hash
-            if key is not None and looked_at.get(block.block_id) != key:
-                looked_at[block.block_id] = key
-                going.blocks.append(block.block_id)
-                going.keys.append(key)
-            block = block.next_free_block
+            if block.block_hash is not None:
+                named.append(block)
+            block = behind
         self._depth, self._last = depth, last
-        return going
+        return self._pass_on(named)
+
+    def _pass_on(self, named: Sequence[Block]) -> Going:
+        """Those of the blocks that were not passed on before under the name they have."""
+        blocks = [block.block_id for block in named]
+        keys = cast("list[BlockKey]", [block.block_hash for block in named])
+        known = self._looked_at.get(blocks)
+        if known.count(None) < len(known):
+            news = [key != old for key, old in zip(keys, known, strict=True)]
+            blocks, keys = list(compress(blocks, news)), list(compress(keys, news))
+        self._looked_at.put(blocks, keys)
+        return Going(blocks, keys)
 
     def forget(self) -> None:
         """Everything is to be looked at anew."""
@@ -117,7 +133,7 @@ class LookAhead:
         """
         self._walks += 1
         last = self._last
-        moved = last is None or last.block_id not in self._looked_at or last.ref_cnt > 0
+        moved = last is None or last.ref_cnt > 0 or not self.passed_on([last.block_id])[0]
         if moved or self._walks >= _WALKS_PER_RECOUNT:
             self._recount()
             self._front = self._front_now()
@@ -127,11 +143,6 @@ class LookAhead:
     def _recount(self) -> None:
         self._last, self._depth, self._walks = None, 0, 0
         self._front = None
-
-    def _forget_each(self, blocks: Sequence[int]) -> None:
-        looked_at = self._looked_at
-        for block in blocks:
-            looked_at.pop(block, None)
 
     def _front_now(self) -> tuple[int, int] | None:
         """The block that goes next, and how many there are."""

@@ -20,6 +20,12 @@ def options_of(request: Request) -> RequestOptions:
         return _DEFAULT
 
 
+def reads_store(request: Request) -> bool:
+    """Whether what a store has of the request's prefix may be brought for it."""
+    elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
+    return options_of(request).load and not (request.skip_reading_prefix_cache or elsewhere)
+
+
 def what_is_wrong(request: Request) -> SettingError | None:
     """What the request got wrong, if anything."""
     try:

@@ -8,10 +8,16 @@ head: a prefix without its head is worth nothing.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import takewhile
+from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from moonstep.scheduler.columns import Numbers, numbers
 
 ChainId = int
 
@@ -29,11 +35,11 @@ class EvictionPolicy(Protocol):
     def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
         """``slots`` are new, each on its chain at its depth; the chains were used just now."""
 
-    def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
-        """``chain`` uses these ``(depth, slot)``, head first: they are its own from here on."""
+    def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
+        """``chain`` uses ``slots``, head first, each at its depth: they are its own now."""
 
-    def remove(self, slot: int) -> None:
-        """``slot`` is free again."""
+    def remove(self, slots: Sequence[int]) -> None:
+        """``slots`` are free again."""
 
     def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
         """The slot that should leave first among those that may, or ``None``.
@@ -43,7 +49,10 @@ class EvictionPolicy(Protocol):
         """
 
     def choose_many(
-        self, count: int, may_leave: Callable[[int], bool], spared: Container[ChainId]
+        self,
+        count: int,
+        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        spared: Container[ChainId],
     ) -> list[int]:
         """Up to ``count`` slots that should leave first, none of them of a spared chain.
 
@@ -53,6 +62,7 @@ class EvictionPolicy(Protocol):
 
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
+_NO_CHAIN: Final = -1
 
 
 @dataclass(slots=True)
@@ -74,41 +84,47 @@ class LruPolicy:
     def __init__(self) -> None:
         self._chains: dict[ChainId, _Chain] = {}  # Invariant: oldest use first, none without a slot
         # By slot; an entry of a chain counts only if both still name it.
-        self._chain_of: dict[int, ChainId] = {}
-        self._item_of: dict[int, int] = {}
+        self._chain_of: Numbers = np.full(0, _NO_CHAIN, dtype=np.int64)
+        self._item_of: Numbers = np.zeros(0, dtype=np.int64)
 
     def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
-        items = [depth << _SLOT_BITS | slot for depth, slot in zip(depths, slots, strict=True)]
-        self._item_of.update(zip(slots, items, strict=True))
-        if len(set(chains)) == 1:
-            self._chain_of.update(zip(slots, repeat(chains[0]), strict=False))
-            self._list_run(chains[0], items)
+        if not slots:
             return
-        self._chain_of.update(zip(slots, chains, strict=True))
-        for chain, item in zip(chains, items, strict=True):
-            self._list(self._refresh(chain), item)
-
-    def use(self, chain: ChainId, slots: Iterable[tuple[int, int]]) -> None:
-        entry = self._refresh(chain)
-        chain_of = self._chain_of
-        for depth, slot in slots:
-            if chain_of.get(slot) != chain:
-                self.remove(slot)
-                chain_of[slot] = chain
-                self._item_of[slot] = item = depth << _SLOT_BITS | slot
-                self._list(entry, item)
-        if not entry.live:
-            del self._chains[chain]
-
-    def remove(self, slot: int) -> None:
-        chain = self._chain_of.pop(slot, None)
-        if chain is None:
+        self._reserve(max(slots) + 1)
+        at = numbers(slots)
+        items = numbers(depths) << _SLOT_BITS | at
+        self._item_of[at] = items
+        self._chain_of[at] = chains
+        runs = np.flatnonzero(np.diff(self._chain_of[at])) + 1
+        if 4 * len(runs) < len(items):
+            for run in np.split(items, runs):
+                self._list_run(int(self._chain_of[run[0] & _SLOT_MASK]), run.tolist())
             return
-        del self._item_of[slot]
-        entry = self._chains[chain]
-        entry.live -= 1
-        if not entry.live:
-            del self._chains[chain]
+        pop, listed = self._chains.pop, self._chains
+        for chain, item in zip(chains, items.tolist(), strict=True):
+            listed[chain] = entry = pop(chain, None) or _Chain()
+            self._list(entry, item)
+
+    def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
+        at = numbers(slots)
+        moved = self._chain_of[at] != chain
+        self.remove(at[moved].tolist())
+        at, items = at[moved], (numbers(depths) << _SLOT_BITS | at)[moved]
+        self._item_of[at] = items
+        self._chain_of[at] = chain
+        self._list_run(chain, items.tolist())
+
+    def remove(self, slots: Sequence[int]) -> None:
+        at = numbers(slots)
+        at = at[at < len(self._chain_of)]
+        left = Counter(self._chain_of[at].tolist())
+        left.pop(_NO_CHAIN, None)
+        self._chain_of[at] = _NO_CHAIN
+        for chain, count in left.items():
+            entry = self._chains[chain]
+            entry.live -= count
+            if not entry.live:
+                del self._chains[chain]
 
     def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
         for chain, entry in self._chains.items():
@@ -120,28 +136,47 @@ class LruPolicy:
         return None
 
     def choose_many(
-        self, count: int, may_leave: Callable[[int], bool], spared: Container[ChainId]
+        self,
+        count: int,
+        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        spared: Container[ChainId],
     ) -> list[int]:
         chosen: list[int] = []
         for chain, entry in self._chains.items():
             if len(chosen) >= count:
                 break
-            if chain in spared:
-                continue
-            self._trim(chain, entry)
-            previous = None  # a slot that left and came back to its place is listed twice
-            for item in reversed(entry.items):
-                if item == previous or not self._counts(chain, item):
-                    continue
-                slot = item & _SLOT_MASK
-                if len(chosen) >= count or not may_leave(slot):
-                    break
-                chosen.append(slot)
-                previous = item
+            if chain not in spared:
+                self._trim(chain, entry)
+                chosen += self._tail(chain, entry, count - len(chosen), may_leave)
         return chosen
 
+    def _tail(
+        self,
+        chain: ChainId,
+        entry: _Chain,
+        count: int,
+        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+    ) -> list[int]:
+        """Up to ``count`` of a chain's slots, deepest first, up to one that has to stay."""
+        found: list[int] = []
+        stop, previous = len(entry.items), -1
+        while stop and len(found) < count:
+            start = max(0, stop - (count - len(found)))
+            items = numbers(entry.items[start:stop])[::-1]
+            at = items & _SLOT_MASK
+            there = (self._chain_of[at] == chain) & (self._item_of[at] == items)
+            # A slot that left and came back to its place is listed twice.
+            there &= items != np.concatenate(([previous], items[:-1]))
+            slots = at[there].tolist()
+            leaving = list(takewhile(itemgetter(1), zip(slots, may_leave(slots), strict=True)))
+            found += [slot for slot, _ in leaving]
+            if len(leaving) < len(slots):
+                break
+            stop, previous = start, int(items[-1])
+        return found
+
     def __len__(self) -> int:
-        return len(self._chain_of)
+        return int(np.count_nonzero(self._chain_of != _NO_CHAIN))
 
     def check(self) -> None:
         """Raise AssertionError unless every chain counts exactly the slots that name it."""
@@ -149,19 +184,26 @@ class LruPolicy:
             assert entry.items == sorted(entry.items), chain
             listed = {item for item in entry.items if self._counts(chain, item)}
             assert len(listed) == entry.live > 0, f"chain {chain}: {len(listed)} != {entry.live}"
-        assert sum(e.live for e in self._chains.values()) == len(self._chain_of)
-        assert self._chain_of.keys() == self._item_of.keys()
+        assert sum(e.live for e in self._chains.values()) == len(self)
 
     def _counts(self, chain: ChainId, item: int) -> bool:
         """Whether a chain's entry is where its slot really stands."""
         slot = item & _SLOT_MASK
-        return self._chain_of.get(slot) == chain and self._item_of[slot] == item
+        return bool(self._chain_of[slot] == chain and self._item_of[slot] == item)
 
     def _trim(self, chain: ChainId, entry: _Chain) -> None:
         """Drop entries behind the deepest slot that is still there."""
         items = entry.items
         while not self._counts(chain, items[-1]):
             items.pop()
+
+    def _reserve(self, slot_count: int) -> None:
+        """Make room for what is known of so many slots."""
+        missing = slot_count - len(self._chain_of)
+        if missing > 0:
+            room = max(missing, len(self._chain_of))
+            self._chain_of = np.append(self._chain_of, np.full(room, _NO_CHAIN, dtype=np.int64))
+            self._item_of = np.append(self._item_of, np.zeros(room, dtype=np.int64))
 
     def _refresh(self, chain: ChainId) -> _Chain:
         entry = self._chains.pop(chain, None) or _Chain()
@@ -178,6 +220,10 @@ class LruPolicy:
 
     def _list_run(self, chain: ChainId, items: list[int]) -> None:
         """List entries of one chain in few passes: most runs go behind or before what is there."""
+        if not items:
+            if chain in self._chains:
+                self._refresh(chain)
+            return
         entry = self._refresh(chain)
         items.sort()
         if not entry.items or entry.items[-1] < items[0]:

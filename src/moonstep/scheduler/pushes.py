@@ -45,12 +45,12 @@ class _Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class PushCounts:
-    """What pushing has come to since the start, in objects."""
+    """What pushing has come to since the start, in objects if not said otherwise."""
 
     started: int = 0
     stored: int = 0
     failed: int = 0
-    abandoned: int = 0
+    abandoned_jobs: int = 0
     dropped_full: int = 0
     """Not queued, or pushed out of the queue by a head, because the queue was full."""
     dropped_gone: int = 0

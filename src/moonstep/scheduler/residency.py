@@ -7,20 +7,24 @@ named so in its pool, or it is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from moonstep.engine import BlockPool
 from moonstep.scheduler.columns import BlockKey
 
 
+def _none(blocks: Sequence[int]) -> list[bool]:
+    return [False] * len(blocks)
+
+
 class Residency:
     """Slots whose content was last seen in a block of the engine, most recently seen last.
 
-    ``about_to_go`` are the blocks the engine may overwrite next: a copy of what they hold is the
+    ``about_to_go`` says which blocks the engine may overwrite next: a copy of what they hold is the
     opposite of worthless.
     """
 
-    def __init__(self, about_to_go: Container[int] = ()) -> None:
+    def __init__(self, about_to_go: Callable[[Sequence[int]], Sequence[bool]] = _none) -> None:
         self._pool: BlockPool | None = None
         self._about_to_go = about_to_go
         self._block_of: dict[int, int] = {}
@@ -32,16 +36,21 @@ class Residency:
     def note(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """``blocks`` of the engine have the content of ``slots`` from this step on."""
         block_of = self._block_of
-        for slot in slots:
-            block_of.pop(slot, None)
+        if not block_of.keys().isdisjoint(slots):
+            self.forget(slots)
         block_of.update(zip(slots, blocks, strict=False))
 
-    def forget(self, slot: int) -> None:
-        """``slot`` holds something else now, or nothing."""
-        self._block_of.pop(slot, None)
+    def forget(self, slots: Iterable[int]) -> None:
+        """These slots hold something else now, or nothing."""
+        block_of = self._block_of
+        for slot in slots:
+            block_of.pop(slot, None)
 
     def choose_many(
-        self, count: int, may_leave: Callable[[int], bool], key_of: Callable[[int], BlockKey]
+        self,
+        count: int,
+        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        keys_of: Callable[[Sequence[int]], Sequence[BlockKey]],
     ) -> list[int]:
         """Up to ``count`` slots that may leave and whose content the engine still has.
 
@@ -53,14 +62,18 @@ class Residency:
         chosen: list[int] = []
         if pool is None or not pool.enable_caching:
             return chosen
+        pool_blocks, about_to_go, block_of = pool.blocks, self._about_to_go, self._block_of
         kept: list[tuple[int, int]] = []
-        while self._block_of and len(chosen) < count:
-            slot, block = self._block_of.popitem()
-            if block in self._about_to_go or pool.blocks[block].block_hash != key_of(slot):
-                continue
-            if may_leave(slot):
-                chosen.append(slot)
-            else:
-                kept.append((slot, block))
-        self._block_of.update(reversed(kept))
+        while block_of and len(chosen) < count:
+            last = [block_of.popitem() for _ in range(min(count - len(chosen), len(block_of)))]
+            slots, blocks = [slot for slot, _ in last], [block for _, block in last]
+            rows = zip(last, keys_of(slots), may_leave(slots), about_to_go(blocks), strict=True)
+            for (slot, block), key, leaves, goes in rows:
+                if goes or pool_blocks[block].block_hash != key:
+                    continue
+                if leaves:
+                    chosen.append(slot)
+                else:
+                    kept.append((slot, block))
+        block_of.update(reversed(kept))
         return chosen

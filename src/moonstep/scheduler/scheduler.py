@@ -14,18 +14,19 @@ from moonstep.engine import (
 )
 from moonstep.groups import Group
 from moonstep.scheduler.captures import Capture, CapturePlanner
-from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fills import FillClock
 from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
-from moonstep.scheduler.lives import Lives, starts_of
-from moonstep.scheduler.loads import LoadQueue, Restore
+from moonstep.scheduler.lives import Lives, changes_nothing, starts_of
+from moonstep.scheduler.loads import LoadQueue
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.lookup import host_hit_tokens
-from moonstep.scheduler.options import options_of, what_is_wrong
+from moonstep.scheduler.misses import NOTHING_FOUND, Look, overruled
+from moonstep.scheduler.options import options_of, reads_store, what_is_wrong
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.residency import Residency
+from moonstep.scheduler.restores import restores_of
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tier import NoTier, Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
@@ -57,8 +58,7 @@ class MooncakeStoreScheduler:
     ) -> None:
         self.stats = SchedulerStats()
         self._lookahead = LookAhead()
-        residency = Residency(self._lookahead.passed_on)
-        self.index = HostIndex(len(groups), LruPolicy(), residency)
+        self.index = HostIndex(len(groups), LruPolicy(), Residency(self._lookahead.passed_on))
         self._settings = settings
         self._groups = tuple(groups)
         self._lives = Lives(groups)
@@ -77,6 +77,7 @@ class MooncakeStoreScheduler:
         self.tier: Tier = store(self.index) if store else NoTier()
         self._sliced: dict[str, LoadSpec] = {}  # promised in slices, and no life has begun yet
         self._outdated: set[str] = set()  # of these, those from before a reset
+        self._looks: dict[str, Look] = {}  # of requests whose lives have not begun yet
         self._fills = FillClock(groups, tokens_per_decode)
         self._step = 0
         # Said within the step that is being built; emptied when its plan is made.
@@ -103,12 +104,7 @@ class MooncakeStoreScheduler:
         """A request has arrived. What it asks of the cache is checked here, so it is said once."""
         if wrong := what_is_wrong(request):
             logger.warning("request %s: %s; the defaults apply", request.request_id, wrong)
-        self._look_for(request)
-
-    def _look_for(self, request: Request) -> None:
-        """Begin to look for the request's prefix behind the host cache, if it may be used."""
-        elsewhere = (request.kv_transfer_params or {}).get("do_remote_prefill")
-        if options_of(request).load and not (request.skip_reading_prefix_cache or elsewhere):
+        if reads_store(request):
             self.tier.arrived(request)
 
     def get_num_new_matched_tokens(
@@ -121,13 +117,11 @@ class MooncakeStoreScheduler:
         """
         if self.tier.is_pending(request):
             return None, False
-        hit = 0
-        if not request.skip_reading_prefix_cache and options_of(request).load:
-            hit = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
-            hit = hit if hit >= self._settings.min_hit_tokens else 0
+        found = host_hit_tokens(self.index, self._groups[0], request, num_computed_tokens)
+        hit = found if found >= self._settings.min_hit_tokens else 0
         left_bytes = self._settings.sync_restore_bytes - self._sync_bytes
         sliced = hit > 0 and self._bytes_of(hit) > left_bytes
-        self._promises[request.request_id] = LoadSpec(num_computed_tokens, hit, sliced)
+        self._promises[request.request_id] = LoadSpec(num_computed_tokens, hit, sliced, found)
         return hit, sliced
 
     def update_state_after_alloc(
@@ -139,12 +133,14 @@ class MooncakeStoreScheduler:
         twice: when its blocks are allocated, and with 0 when it runs at last.
         """
         load = None
+        look, said = self.tier.admitted(request.request_id), self._promises.get(request.request_id)
+        look = overruled(look, request, said, num_external_tokens)
+        self._looks.setdefault(request.request_id, look)
         if num_external_tokens:
             promise = self._promises[request.request_id]
             load = LoadSpec(promise.local_tokens, num_external_tokens, promise.sliced)
             if not load.sliced:
                 self._sync_bytes += self._bytes_of(num_external_tokens)
-        self.tier.admitted(request.request_id)
         self._admitted[request.request_id] = Admission(request, blocks.get_block_ids(), load)
 
     def request_finished(self, request: Request) -> bool:
@@ -166,6 +162,8 @@ class MooncakeStoreScheduler:
         """
         self._step += 1
         self.stats.steps += 1
+        if self._has_nothing_to_do(output):
+            return StepPlan(self._step)
         victims = self._end_lives(output)
         for request_id, block_ids, num_computed_tokens in starts_of(output):
             self._start_life(request_id, block_ids, num_computed_tokens)
@@ -177,11 +175,25 @@ class MooncakeStoreScheduler:
         if self._rests:
             self._loads.end_step()
         captures = self._plan_captures(output, victims)
+        self.tier.saw(output)
         jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
         self._sync_bytes = 0
         return self._plan(captures, jobs)
+
+    def _has_nothing_to_do(self, output: SchedulerOutput) -> bool:
+        """Whether nothing is new and nothing is owed, as in most steps of a decoding engine."""
+        return not (
+            self._rests  # a store's jobs go by the clock as well
+            or self._promises
+            or self._admitted
+            or self._loads
+            or self._loads.has_plans
+            or self._holds
+            or self._fills.has_due(self._step)
+            or self._lookahead.has_news
+        ) and changes_nothing(output)
 
     def _plan(self, captures: Sequence[Capture], jobs: tuple[Job, ...]) -> StepPlan:
         if not (captures or jobs or self._loads.has_plans):
@@ -255,10 +267,12 @@ class MooncakeStoreScheduler:
             self._end_life(request_id)
             self._loads.cancel(request_id)
             self._forget_sliced(request_id)
+            self._looks.pop(request_id, None)
         victims = [tracker for tracker in ended if tracker is not None]
         for tracker in victims:
-            if tracker.request_id not in (output.finished_req_ids | self._admitted.keys()):
-                self._look_for(tracker.request)
+            is_gone = tracker.request_id in (output.finished_req_ids | self._admitted.keys())
+            if not is_gone and reads_store(tracker.request):
+                self.tier.arrived(tracker.request)
         return victims
 
     def _forget_sliced(self, request_id: str) -> LoadSpec | None:
@@ -286,7 +300,8 @@ class MooncakeStoreScheduler:
         local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
         sliced = self._forget_sliced(request_id)
-        self.stats.count_life(request, load or sliced, num_computed_tokens)
+        look = self._looks.pop(request_id, NOTHING_FOUND)
+        self.stats.count_life(request, load or sliced, num_computed_tokens, look, self._groups[0])
         if saves:
             self._fills.enter(tracker, self._step)
             self.tier.went_on(request, num_computed_tokens)
@@ -315,12 +330,13 @@ class MooncakeStoreScheduler:
             load, life = admission.load, self.lives.get(request_id)
             if load is not None and load.sliced:
                 self._saw_tables_allocated(admission, load.local_tokens)
-                restores = self._restores(admission, load, self._lives.new_number())
+                life_number = self._lives.new_number()
+                restores = restores_of(self._groups, self.index, admission, load, life_number)
                 self._loads.enqueue(request_id, restores)
                 self._sliced[request_id] = load
                 self.stats.sliced_loads += 1
             elif load is not None and life is not None:
-                restores = self._restores(admission, load, life.life)
+                restores = restores_of(self._groups, self.index, admission, load, life.life)
                 self._loads.restore_now(request_id, restores)
             elif life is None:
                 # Another connector loads into these blocks: whatever they held is going.
@@ -329,26 +345,6 @@ class MooncakeStoreScheduler:
     def _saw_tables_allocated(self, admission: Admission, local_tokens: int) -> None:
         for group, table in zip(self._groups, admission.tables, strict=True):
             self._saw_allocated(table[local_tokens // group.block_tokens :])
-
-    def _restores(self, admission: Admission, load: LoadSpec, life: int) -> list[Restore]:
-        """What fills the request's own blocks from the slots that it was promised."""
-        restores = []
-        for group, table in zip(self._groups, admission.tables, strict=True):
-            first = load.local_tokens // group.block_tokens
-            stop = load.stop_tokens // group.block_tokens
-            columns = Columns(group.index)
-            names = admission.request.block_hashes[first:stop]
-            columns.add_run(life, first, names, table[first:stop])
-            try:
-                slots, generations = self.index.locate(group.index, names)
-            except KeyError as name:
-                raise RuntimeError(
-                    f"moonstep: request {admission.request.request_id} was promised tokens "
-                    f"{load.local_tokens} to {load.stop_tokens}, but no slot holds block {name} of "
-                    f"group {group.index}: promises and slots have drifted apart"
-                ) from None
-            restores.append(Restore(columns, slots, generations, group.block_bytes))
-        return restores
 
     def _bytes_of(self, tokens: int) -> int:
         """Bytes of so many tokens in all groups, on one rank."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moonstep.config import Settings
-from moonstep.engine import BlockHash, Request
+from moonstep.engine import BlockHash, Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
 from moonstep.scheduler.columns import Columns
@@ -23,10 +23,13 @@ from moonstep.scheduler.fetches import (
     StoreLookup,
     keys_asked,
 )
-from moonstep.scheduler.index import HostIndex, Placed
+from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
+from moonstep.scheduler.misses import NOTHING_FOUND, Look, MissReason
 from moonstep.scheduler.objects import object_shape, objects_of
+from moonstep.scheduler.pace import FetchPace, PrefillPace
 from moonstep.scheduler.pushes import Bucket, PushQueue, Stocktaking
+from moonstep.scheduler.slots import Placed
 from moonstep.wire import Job, JobKind, RankReport, StoredObject, threads_of_a_kind
 
 
@@ -54,13 +57,15 @@ class Tier(Protocol):
 
     def is_pending(self, request: Request) -> bool: ...
 
-    def admitted(self, request_id: str) -> None: ...
+    def admitted(self, request_id: str) -> Look: ...
 
     def finished(self, request: Request) -> None: ...
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None: ...
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None: ...
+
+    def saw(self, output: SchedulerOutput) -> None: ...
 
     def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]: ...
 
@@ -87,8 +92,8 @@ class NoTier:
     def is_pending(self, request: Request) -> bool:
         return False
 
-    def admitted(self, request_id: str) -> None:
-        pass
+    def admitted(self, request_id: str) -> Look:
+        return NOTHING_FOUND
 
     def finished(self, request: Request) -> None:
         pass
@@ -97,6 +102,9 @@ class NoTier:
         pass
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
+        pass
+
+    def saw(self, output: SchedulerOutput) -> None:
         pass
 
     def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:
@@ -124,6 +132,7 @@ class StoreTier:
         keyring: Keyring,
         lookup: StoreLookup,
         clock: Callable[[], float] = time.monotonic,
+        prefill: PrefillPace | None = None,
     ) -> None:
         self._settings = settings
         self._shape = object_shape(group, settings.chunk_tokens)
@@ -133,7 +142,8 @@ class StoreTier:
         self._lookup = lookup
         self._clock = clock
         self.pushes = PushQueue(index)
-        self.fetches = FetchPlanner(index, self._shape, settings.min_fetch_tokens)
+        self._pace = FetchPace(clock, prefill)
+        self.fetches = FetchPlanner(index, self._shape, settings.min_fetch_tokens, self._pace)
         self._push_jobs: JobLedger[Stocktaking] = JobLedger(rank_count)
         self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
         self._bucket = Bucket(settings.push_bytes_per_s, clock())
@@ -188,10 +198,13 @@ class StoreTier:
             and now_s < arrival.deadline_s
         )
 
-    def admitted(self, request_id: str) -> None:
-        """The request waits no more: what was held for it has been promised, or is not wanted."""
+    def admitted(self, request_id: str) -> Look:
+        """The request waits no more: what was held for it has been promised, or is not wanted.
+
+        What came of the look for its prefix.
+        """
         self._pending.discard(request_id)
-        self.fetches.drop(request_id)
+        return self.fetches.drop(request_id, self._clock())
 
     def finished(self, request: Request) -> None:
         """The request has ended, and its id may come again as another's."""
@@ -234,13 +247,16 @@ class StoreTier:
 
     # One step.
 
+    def saw(self, output: SchedulerOutput) -> None:
+        """A step is being built: when, and what it computes."""
+        self._pace.prefill.saw(output, self._clock())
+
     def plan(self, new_life: Callable[[], int]) -> tuple[Job, ...]:
         """The jobs that this step starts."""
         now_s = self._clock()
         for late in self._fetch_jobs.abandon_late(now_s):
             self.fetches.abandoned(late)
-        for late_push in self._push_jobs.abandon_late(now_s):
-            self.pushes.counts.abandoned += len(late_push.job.objects)
+        self.pushes.counts.abandoned_jobs += len(self._push_jobs.abandon_late(now_s))
         self._take_answers()
         jobs = self._plan_fetches(now_s, new_life)
         if self.pushes:
@@ -302,7 +318,7 @@ class StoreTier:
                 continue
             fits = self._shape.blocks <= min(share, self._most_busy_slots)
             if not fits or self._all_hang(self._fetch_jobs):
-                self.fetches.end(arrival)  # waiting would bring nothing
+                self.fetches.end(arrival, MissReason.BUSY)  # waiting would bring nothing
                 continue
             left = share - self.fetches.held_slots - self._fetch_jobs.busy_slots
             room = min(left, self._room())
@@ -316,7 +332,7 @@ class StoreTier:
                 for start in range(0, len(placed), OBJECTS_PER_JOB)
             ]
             if not arrival.jobs:
-                self.fetches.end(arrival)
+                self.fetches.end(arrival, MissReason.BUSY)
         return jobs
 
     def _fetch_job(

@@ -17,12 +17,14 @@ from moonstep.scheduler.tables import BlockTables
 class LoadSpec:
     """What a request is promised from the host cache: tokens ``[local, local + external)``.
 
-    ``sliced`` promises are the engine's asynchronous loads.
+    ``sliced`` promises are the engine's asynchronous loads. ``found_tokens`` is what there was to
+    promise, before it was found too short.
     """
 
     local_tokens: int
     external_tokens: int
     sliced: bool = False
+    found_tokens: int = 0
 
     @property
     def stop_tokens(self) -> int:
@@ -86,5 +88,7 @@ class RequestTracker:
         """
         request = self.request
         computed, known = request.num_computed_tokens + num_scheduled_tokens, request.num_tokens
-        self.is_prefilling = computed < known
-        self.token_len = min(computed, known)
+        if computed < known:
+            self.is_prefilling, self.token_len = True, computed
+        else:
+            self.is_prefilling, self.token_len = False, known

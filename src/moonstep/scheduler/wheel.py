@@ -34,6 +34,10 @@ class Wheel(Generic[T]):
         """``item`` is due no more."""
         item.due_step = 0
 
+    def has_due(self, step: int) -> bool:
+        """Whether anything was entered under ``step``."""
+        return step in self._by_step
+
     def due(self, step: int) -> list[T]:
         """Take out what is due in ``step``, in the order entered. Every step asks once."""
         due: list[T] = []

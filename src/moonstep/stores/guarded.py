@@ -159,7 +159,7 @@ class GuardedStore:
         self._inner.close()
 
     def stop_asking(self) -> None:
-        """End the thread after a probe under way. Calls go through from now on, whatever is known."""
+        """End the thread, after a probe under way. From now on all calls go through."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

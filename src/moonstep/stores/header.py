@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -36,8 +35,7 @@ class Damage(Enum):
     PAYLOAD = "the payload is damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a whole header says."""
 
     version: int
@@ -61,10 +59,11 @@ def parse(header: bytes | memoryview) -> Header | Damage:
     >>> parse(bytes(64))
     <Damage.NOT_AN_OBJECT: 'no header of ours'>
     """
-    if len(header) < HEADER_BYTES or bytes(header[: len(MAGIC)]) != MAGIC:
+    raw = bytes(header[:HEADER_BYTES])
+    if len(raw) < HEADER_BYTES or not raw.startswith(MAGIC):
         return Damage.NOT_AN_OBJECT
-    fields, checksum = header[: _FIELDS.size], header[_FIELDS.size : HEADER_BYTES]
-    if _checksum(fields) != bytes(checksum):
+    fields = raw[: _FIELDS.size]
+    if _checksum(fields) != raw[_FIELDS.size :]:
         return Damage.HEADER
     _, version, header_bytes, _, nbytes, key_digest, payload_digest = _FIELDS.unpack(fields)
     if version != VERSION or header_bytes != HEADER_BYTES:
@@ -77,21 +76,29 @@ def verify(key: Key, header: bytes | memoryview, payload: Iterable[memoryview]) 
 
     The payload is checked where it lies, and read once, outside the GIL.
     """
-    said = parse(header)
+    spans = tuple(payload)
+    # A key and a payload have one header; what is wrong with another is asked only of that one.
+    right = seal(key, spans)
+    return None if header[:HEADER_BYTES] == right else _damage(header, right)
+
+
+def _damage(header: bytes | memoryview, right: bytes) -> Damage:
+    """What is wrong with a header that is not the right one."""
+    said, wanted = parse(header), parse(right)
+    assert isinstance(wanted, Header)
     if isinstance(said, Damage):
         return said
-    if said.key_digest != _key_digest(key):
+    if said.key_digest != wanted.key_digest:
         return Damage.KEY
-    spans = tuple(payload)
-    if said.payload_bytes != sum(span.nbytes for span in spans):
-        return Damage.LENGTH
-    digest, _ = _digest(spans)
-    return None if digest == said.payload_digest else Damage.PAYLOAD
+    return Damage.PAYLOAD if said.payload_bytes == wanted.payload_bytes else Damage.LENGTH
 
 
 def _digest(payload: Iterable[memoryview]) -> tuple[bytes, int]:
+    spans = tuple(payload)
+    if len(spans) == 1:
+        return xxhash.xxh3_128_digest(spans[0]), spans[0].nbytes
     hasher, nbytes = xxhash.xxh3_128(), 0
-    for span in payload:
+    for span in spans:
         hasher.update(span)
         nbytes += span.nbytes
     return hasher.digest(), nbytes

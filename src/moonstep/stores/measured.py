@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,9 @@ from moonstep.stores.base import Get, Key, Put, Store, Transfer, discard, regist
 
 LATENCY_BOUNDS_S: Final = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
 """Upper bounds of the latency counts; the last count is of what took longer."""
+
+MOST_DURATIONS: Final = 10_000
+"""Durations that are remembered until somebody takes them."""
 
 
 @dataclass(slots=True)
@@ -63,11 +66,26 @@ class MeasuredStore:
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._stats = {verb: VerbStats() for verb in ("contains", "put", "get", "remove")}
+        self._durations_ns: dict[str, deque[int]] = {
+            verb: deque(maxlen=MOST_DURATIONS) for verb in self._stats
+        }
 
     def stats(self) -> dict[str, VerbStats]:
         """Totals by verb, as they are now."""
         with self._lock:
             return {verb: stats.copy() for verb, stats in self._stats.items()}
+
+    def stats_of(self, verb: str) -> VerbStats:
+        """Totals of one verb, as they are now."""
+        with self._lock:
+            return self._stats[verb].copy()
+
+    def take_durations_ns(self, verb: str) -> tuple[int, ...]:
+        """How long the calls took that ended since this was asked last, each of them once."""
+        with self._lock:
+            durations_ns = tuple(self._durations_ns[verb])
+            self._durations_ns[verb].clear()
+        return durations_ns
 
     def register(self, memory: memoryview) -> None:
         register(self._inner, memory)
@@ -125,6 +143,7 @@ class MeasuredStore:
                 stats.objects += objects
                 stats.nbytes += call.nbytes
                 stats.ns += ns
+                self._durations_ns[verb].append(ns)
                 stats.outcomes.update(call.outcomes)
                 stats.latencies[latency_index(ns)] += 1
 

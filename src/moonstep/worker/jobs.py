@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from moonstep.stores.base import Store, register
-from moonstep.wire import SCRATCH, Job, JobEnd, JobKind, threads_of_a_kind
+from moonstep.stores.measured import MeasuredStore
+from moonstep.wire import SCRATCH, Job, JobEnd, JobKind, StoreCalls, threads_of_a_kind
 from moonstep.worker.arena import EMPTY, Arena
 from moonstep.worker.spans import ObjectSpans
 from moonstep.worker.threads import (
@@ -38,7 +39,7 @@ class StoreJobs:
         self, arena: Arena, store: Store, rank: int, block_bytes: Sequence[int], threads: int
     ) -> None:
         self._arena = arena
-        self._store = store
+        self._store = MeasuredStore(store)
         self._mailbox = Mailbox()
         self._open: dict[int, Job] = {}
         self._pushes: JobQueue = queue.Queue()
@@ -46,7 +47,9 @@ class StoreJobs:
         spans = ObjectSpans(arena, rank, block_bytes, partial(register, store))
         wellbeing = Wellbeing()
         self._threads: list[JobThread] = [
-            kind(f"moonstep-{name}-{number}", jobs, store, spans, self._mailbox.put, wellbeing)
+            kind(
+                f"moonstep-{name}-{number}", jobs, self._store, spans, self._mailbox.put, wellbeing
+            )
             for kind, name, jobs in (
                 (BaseSendingThread, "push", self._pushes),
                 (BaseReceivingThread, "fetch", self._fetches),
@@ -77,6 +80,16 @@ class StoreJobs:
                     if done:
                         self._arena.generation[_own(each.slots)] = each.generation
         return tuple(ends)
+
+    def calls(self, verb: str) -> StoreCalls:
+        """What the calls of a verb have come to, for a report; their durations are told once."""
+        stats = self._store.stats_of(verb)
+        return StoreCalls(
+            nbytes=stats.nbytes,
+            unwell=stats.unwell,
+            outcomes=tuple(sorted(stats.outcomes.items())),
+            ended_ns=self._store.take_durations_ns(verb),
+        )
 
     def close(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> bool:
         """End the threads and the store, waiting at most ``deadline_s``. False: something hangs.

@@ -17,6 +17,7 @@ from moonstep.wire import (
     BLOCK,
     GENERATION,
     GROUP,
+    NO_CALLS,
     SLOT,
     Job,
     RankReport,
@@ -210,6 +211,8 @@ class MooncakeStoreWorker:
                     restore_bytes=self.stats.restore_bytes,
                     capture_ns=self.stats.capture_ns,
                     restore_ns=self.stats.restore_ns,
+                    puts=self.jobs.calls("put") if self.jobs else NO_CALLS,
+                    gets=self.jobs.calls("get") if self.jobs else NO_CALLS,
                 )
             }
         )

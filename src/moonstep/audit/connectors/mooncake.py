@@ -16,6 +16,7 @@ import torch
 
 from moonstep.audit import mooncake_standin
 from moonstep.audit.connectors import Kit
+from moonstep.audit.environ import environment
 from moonstep.audit.inspector import Kept
 
 if TYPE_CHECKING:
@@ -106,21 +107,15 @@ def surroundings() -> Iterator[None]:
         "global_segment_size": 1 << 20,
         "local_buffer_size": 1 << 20,
     }
-    before = os.environ.get("MOONCAKE_CONFIG_PATH")
     with tempfile.TemporaryDirectory(prefix="audit-mooncake-") as folder:
         path = Path(folder, "mooncake.json")
         path.write_text(json.dumps(facts))
-        os.environ["MOONCAKE_CONFIG_PATH"] = str(path)
         event, torch.cuda.Event = torch.cuda.Event, _DoneEvent
         try:
-            with mooncake_standin.installed():
+            with environment("MOONCAKE_CONFIG_PATH", str(path)), mooncake_standin.installed():
                 yield
         finally:
             torch.cuda.Event = event
-            if before is None:
-                del os.environ["MOONCAKE_CONFIG_PATH"]
-            else:
-                os.environ["MOONCAKE_CONFIG_PATH"] = before
 
 
 def _fresh() -> None:

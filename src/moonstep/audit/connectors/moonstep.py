@@ -103,8 +103,8 @@ class MoonstepInspector:
 
     def kept(self) -> Iterator[Kept]:
         index = self._scheduler.index
-        for group, names in enumerate(index._written):
-            for name, slot in names.items():
+        for group in range(index.group_count):
+            for name, slot in index.written(group).items():
                 stamp = index._generation[slot]
                 for rank, worker in enumerate(self._workers):
                     size = self._group_bytes[rank][group]
@@ -138,8 +138,8 @@ class MoonstepInspector:
         assert index.slot_count in (0, slots), f"index of {index.slot_count} slots, ranks {slots}"
         lifeless = [name for name in running if name not in self._scheduler.lives]
         assert not lifeless, f"running without a life: {lifeless}"
-        for names in index._written:
-            for slot in names.values():
+        for group in range(index.group_count):
+            for slot in index.written(group).values():
                 for rank, worker in enumerate(self._workers):
                     assert slot < worker.slots, f"slot {slot}: rank {rank} has {worker.slots}"
                     held, wanted = worker.arena.generation[slot], int(index._generation[slot])

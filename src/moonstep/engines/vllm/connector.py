@@ -25,6 +25,9 @@ from moonstep.engines.vllm.facts import EngineFacts, engine_facts
 from moonstep.engines.vllm.logs import join_vllm_logging, said_once
 from moonstep.engines.vllm.machine import machine_memory_bytes
 from moonstep.engines.vllm.metadata import ReportMetadata, StepMetadata
+from moonstep.engines.vllm.metrics import MoonstepPromMetrics, MoonstepStats
+from moonstep.engines.vllm.plugin import register
+from moonstep.engines.vllm.readings import Readings
 from moonstep.engines.vllm.summary import Summary
 
 if TYPE_CHECKING:
@@ -104,6 +107,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
                 store=self._store.make_tier if self._store else None,
             )
             self._summary = Summary()
+            self._readings = Readings(self.scheduler, self._store)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -140,6 +144,7 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = connector_output.kv_connector_worker_meta
         if isinstance(metadata, ReportMetadata):
             self._summary.take(metadata.report)
+            self._readings.take(metadata.report)
             self.scheduler.update_connector_output(metadata.report)
 
     def request_finished(
@@ -215,6 +220,51 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)
         return metadata
+
+    # What vLLM asks the class.
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """False: nothing is copied layer by layer.
+
+        vLLM asks while it builds its configuration, in the first process and before a model is
+        loaded, if full CUDA graphs are on. No hook sees settings earlier, so they are checked here.
+
+        Raises:
+            SettingError: for a setting or a store's URL that cannot be used.
+        """
+        from moonstep.engines.vllm.stores import check_settings
+
+        join_vllm_logging()
+        with said_once(logger):
+            check_settings(extra_config)
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> MoonstepStats:
+        """What an engine has sent, in the API process."""
+        return MoonstepStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> MoonstepPromMetrics:
+        """The metrics of this API process. Once a process."""
+        register()  # ``MultiConnector`` looks its children's statistics up by name alone
+        return MoonstepPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_kv_connector_stats(self) -> MoonstepStats | None:
+        """What has changed, asked in every step on both sides; the scheduler's knows it all."""
+        return self._changed() if self._role == KVConnectorRole.SCHEDULER else None
+
+    @_timed
+    def _changed(self) -> MoonstepStats | None:
+        changes = self._readings.changes()
+        return None if changes is None else MoonstepStats(data=changes)
 
     # Both.
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from moonstep.config import SettingError, Settings
 from moonstep.engines.vllm.facts import EngineFacts
 from moonstep.engines.vllm.keyring import VllmKeyring
+from moonstep.keys import checked_namespace
 from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.pace import PrefillPace
 from moonstep.scheduler.tier import StoreTier
 from moonstep.stores.asking import LookupThread
 from moonstep.stores.base import Store, StoreUnwell
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.measured import MeasuredStore
-from moonstep.stores.urls import Use, open_store
+from moonstep.stores.urls import StoreUrl, Use, open_store, resolve
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,6 +29,11 @@ logger = logging.getLogger(__name__)
 class SchedulerStore:
     """What the scheduler process needs for a store: keys, a thread that looks, the tier."""
 
+    tier: StoreTier
+    """Once it has been made."""
+    lookups: MeasuredStore
+    """The store that looks go to."""
+
     def __init__(
         self,
         settings: Settings,
@@ -36,19 +44,23 @@ class SchedulerStore:
         self._settings = settings
         self._facts = facts
         self._keyring = VllmKeyring(settings, config, kv_cache_config)
-        self._lookup = LookupThread(_open(settings, Use.LOOK_UP))
+        self.lookups = MeasuredStore(_open(settings, Use.LOOK_UP))
+        self._lookup = LookupThread(self.lookups)
         self._lookup.start()
 
     def make_tier(self, index: HostIndex) -> StoreTier:
         """The tier over ``index``. Once."""
-        return StoreTier(
+        facts = self._facts
+        self.tier = StoreTier(
             self._settings,
-            self._facts.groups[0],
-            self._facts.world_size,
+            facts.groups[0],
+            facts.world_size,
             index,
             self._keyring,
             self._lookup,
+            prefill=PrefillPace(facts.tokens_per_decode, lag=int(facts.async_scheduling)),
         )
+        return self.tier
 
     def close(self) -> None:
         """End the lookups, waiting no longer than a shutdown may."""
@@ -57,12 +69,26 @@ class SchedulerStore:
 
 
 def worker_store(settings: Settings) -> Store | None:
-    """A worker's own store, measured and checked; ``None`` when none is set.
+    """A worker's own store, checked; ``None`` when none is set.
 
     Raises:
         SettingError: when it cannot be opened.
     """
-    return CheckedStore(MeasuredStore(_open(settings, Use.SERVE))) if settings.store else None
+    return CheckedStore(_open(settings, Use.SERVE)) if settings.store else None
+
+
+def check_settings(extra: Mapping[str, Any] | None) -> None:
+    """Check what can be checked before there is an engine; a directory is opened and closed.
+
+    Raises:
+        SettingError: for the first thing that would be refused later.
+    """
+    settings = Settings.parse(extra or {})
+    if settings.store:
+        checked_namespace(settings.namespace)
+        resolve(settings.store)
+        if StoreUrl.parse(settings.store).scheme == "dir":
+            _open(settings, Use.SERVE).close()
 
 
 def _open(settings: Settings, use: Use) -> Store:

@@ -11,8 +11,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -31,8 +30,7 @@ _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """``parent`` is the last part of the parent's key; empty where there is none."""
 
     nbytes: int
@@ -47,7 +45,7 @@ class Footer:
         return fields + xxhash.xxh3_64_digest(fields)
 
     @classmethod
-    def parse(cls, footer: bytes | memoryview) -> Footer | None:
+    def parse(cls, footer: bytes | bytearray) -> Footer | None:
         """What a footer says; ``None`` when it is none of ours, or damaged.
 
         >>> Footer.parse(Footer(7, "ab").pack())
@@ -55,7 +53,8 @@ class Footer:
         >>> Footer.parse(bytes(FOOTER_BYTES)) is None
         True
         """
-        fields, checksum = bytes(footer[: _FIELDS.size]), bytes(footer[_FIELDS.size :])
+        raw = bytes(footer)
+        fields, checksum = raw[: _FIELDS.size], raw[_FIELDS.size :]
         if len(checksum) != _CHECKSUM_BYTES or xxhash.xxh3_64_digest(fields) != checksum:
             return None
         magic, length, nbytes, name = _FIELDS.unpack(fields)
@@ -84,31 +83,41 @@ def write(path: str, spans: Sequence[memoryview], footer: Footer, used_ns: int) 
     """Write a new file. Raises ``OSError``, and then has left what it had written so far."""
     fd = os.open(path, _WRITE_FLAGS, FILE_MODE)
     try:
-        _move_all(os.writev, fd, [*spans, memoryview(footer.pack())])
+        frame = memoryview(footer.pack())
+        nbytes = sum([span.nbytes for span in spans]) + FOOTER_BYTES
+        _move_all(os.writev, fd, [*spans, frame], nbytes)
         os.utime(fd, ns=(used_ns, used_ns))
     finally:
         os.close(fd)
 
 
-def read(path: str, spans: Sequence[memoryview]) -> tuple[Get, str]:
-    """Fill the spans from a file; the answer, and the parent's name for a hit.
+class Read(NamedTuple):
+    """What became of reading a file: for a hit, its parent's name, and when it was used last."""
 
-    Raises ``OSError``.
-    """
-    nbytes = sum(span.nbytes for span in spans)
-    frame = memoryview(bytearray(FOOTER_BYTES))
+    answer: Get
+    parent: str = ""
+    used_ns: int = 0
+
+
+_DAMAGED: Final = Read(Get.DAMAGED)
+
+
+def read(path: str, spans: Sequence[memoryview]) -> Read:
+    """Fill the spans from a file, in one call if the system allows. Raises ``OSError``."""
+    nbytes = sum([span.nbytes for span in spans])
+    frame = bytearray(FOOTER_BYTES)
     fd = os.open(path, _READ_FLAGS)
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != nbytes + FOOTER_BYTES:
-            return Get.DAMAGED, ""
-        is_whole = _move_all(os.readv, fd, [*spans, frame])
+        if status.st_size != nbytes + FOOTER_BYTES or not stat.S_ISREG(status.st_mode):
+            return _DAMAGED
+        is_whole = _move_all(os.readv, fd, [*spans, memoryview(frame)], status.st_size)
     finally:
         os.close(fd)
     footer = Footer.parse(frame)
     if not is_whole or footer is None or footer.nbytes != nbytes:
-        return Get.DAMAGED, ""
-    return Get.HIT, footer.parent
+        return _DAMAGED
+    return Read(Get.HIT, footer.parent, status.st_mtime_ns)
 
 
 def read_parent(path: str) -> str:
@@ -126,19 +135,28 @@ def read_parent(path: str) -> str:
 
 
 def _move_all(
-    move: Callable[[int, Sequence[memoryview]], int], fd: int, spans: list[memoryview]
+    move: Callable[[int, Sequence[memoryview]], int],
+    fd: int,
+    spans: list[memoryview],
+    nbytes: int,
 ) -> bool:
-    """Carry on until every span is done. False when the file ended first."""
-    left = [span for span in spans if span.nbytes]
+    """Carry on until every span is done, ``nbytes`` in all. False when the file ended first."""
+    moved = move(fd, spans) if len(spans) <= _MOST_SPANS else 0
+    if moved == nbytes:
+        return True
+    left = _rest([span for span in spans if span.nbytes], moved)
     while left:
         moved = move(fd, left[:_MOST_SPANS])
         if moved == 0:
             return False
-        done = 0
-        while done < len(left) and moved >= left[done].nbytes:
-            moved -= left[done].nbytes
-            done += 1
-        left = left[done:]
-        if moved:
-            left[0] = left[0][moved:]
+        left = _rest(left, moved)
     return True
+
+
+def _rest(spans: list[memoryview], moved: int) -> list[memoryview]:
+    """What is left of the spans after their first ``moved`` bytes."""
+    done = 0
+    while done < len(spans) and moved >= spans[done].nbytes:
+        moved -= spans[done].nbytes
+        done += 1
+    return [spans[done][moved:], *spans[done + 1 :]] if moved else spans[done:]

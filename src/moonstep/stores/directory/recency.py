@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 from moonstep.stores.base import Key
 from moonstep.stores.directory.objectfile import read_parent, sibling
@@ -22,13 +20,16 @@ MOST_KNOWN: Final = 1 << 15
 """Parents held in memory, some 300 bytes each; also the longest chain that is followed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """An object that was stored or read, when, and the one before it in its chain."""
+class Use(NamedTuple):
+    """An object that was stored or read, when, and the one before it in its chain.
+
+    ``before_ns`` is the use that its file was marked with when it was opened just now.
+    """
 
     key: Key
     parent: Key | None
     used_ns: int
+    before_ns: int | None = None
 
 
 class Recency:
@@ -45,28 +46,31 @@ class Recency:
         self._lock = threading.Lock()
         self._parents: dict[Key, Key | None] = {}
 
-    def touch(self, uses: Sequence[Use]) -> None:
-        """Mark the uses. What is gone meanwhile is passed over."""
+    def touch(self, uses: Sequence[Use], raised: Collection[Key] = ()) -> None:
+        """Mark the uses; some may have been marked already. What is gone is passed over."""
+        self.remember(uses)
         for use in uses:
-            self.remember(use)
-            self._raise(use.key, use.used_ns)
+            self._raise(use.key, use.used_ns, None if use.key in raised else use.before_ns)
 
-    def remember(self, use: Use) -> None:
-        """The object has just been written, with this very time."""
+    def remember(self, uses: Sequence[Use]) -> None:
+        """Where the chains of these objects go, as was just seen or written."""
         with self._lock:
             if len(self._parents) >= MOST_KNOWN:
                 # Rare, and what is forgotten can be read again.
                 self._parents.clear()
-            self._parents[use.key] = use.parent
+            for use in uses:
+                self._parents[use.key] = use.parent
 
-    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> None:
-        """Mark all that comes before a batch's objects in their chains."""
+    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> set[Key]:
+        """Mark all that comes before a batch's objects in their chains; the objects marked."""
         within = {use.key for use in uses}
+        raised: set[Key] = set()
         for use in uses:
             if use.parent is not None and use.parent not in within:
-                self._touch_upwards(use.parent, now_ns)
+                raised.update(self._touch_upwards(use.parent, now_ns))
+        return raised
 
-    def _touch_upwards(self, key: Key | None, now_ns: int) -> None:
+    def _touch_upwards(self, key: Key | None, now_ns: int) -> Collection[Key]:
         """Mark ``key`` and all before it, up to one that was marked ahead a moment ago."""
         stale: dict[Key, None] = {}
         above_ns = 0
@@ -82,13 +86,17 @@ class Recency:
         above_ns = above_ns or now_ns + AHEAD_NS + (len(stale) + 1) * STEP_NS
         for index, each in enumerate(reversed(stale), start=1):
             self._raise(each, above_ns - index * STEP_NS)
+        return stale.keys()
 
-    def _raise(self, key: Key, used_ns: int) -> None:
-        before_ns = self._used_ns(key)
-        if before_ns is not None and before_ns < used_ns:
-            with contextlib.suppress(OSError):
-                path = self._tree.path(key)
+    def _raise(self, key: Key, used_ns: int, before_ns: int | None = None) -> None:
+        try:
+            path = self._tree.path(key)
+            if before_ns is None:
+                before_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
+            if before_ns < used_ns:
                 os.utime(path, ns=(used_ns, used_ns), follow_symlinks=False)
+        except OSError:
+            return
 
     def _used_ns(self, key: Key) -> int | None:
         try:

@@ -17,7 +17,7 @@ from typing import Final
 from moonstep.stores.base import Entry, Get, Key, Put, StoreUnwell, Transfer, Usage
 from moonstep.stores.directory import objectfile
 from moonstep.stores.directory.incoming import Incoming
-from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, parent_name, sibling
+from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, Read, parent_name, sibling
 from moonstep.stores.directory.recency import Recency, Use, used_ns
 from moonstep.stores.directory.space import Space
 from moonstep.stores.directory.tree import Tree, disk_bytes
@@ -102,12 +102,13 @@ class DirectoryStore:
         answers: list[Get] = []
         uses: list[Use] = []
         for index, item in enumerate(items):
-            answer, parent = self._get(item)
-            answers.append(answer)
-            if answer is Get.HIT:
-                uses.append(Use(item.key, parent, used_ns(now_ns, index)))
-        self._recency.touch_heads(uses, now_ns)
-        self._recency.touch(uses)
+            read = self._get(item)
+            answers.append(read.answer)
+            if read.answer is Get.HIT:
+                parent = sibling(item.key, read.parent)
+                uses.append(Use(item.key, parent, used_ns(now_ns, index), read.used_ns))
+        raised = self._recency.touch_heads(uses, now_ns)
+        self._recency.touch(uses, raised)
         return answers
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
@@ -132,7 +133,7 @@ class DirectoryStore:
 
     def peek(self, items: Sequence[Transfer]) -> list[Get]:
         self._check_open()
-        return [self._get(item)[0] for item in items]
+        return [self._get(item).answer for item in items]
 
     def _put(self, item: Transfer, use: Use, protected_from_ns: int) -> Put:
         try:
@@ -154,7 +155,7 @@ class DirectoryStore:
         except OSError as error:
             self.errors.write("put", error)
             return Put.NO_SPACE if error.errno in _NO_SPACE else Put.FAILED
-        self._recency.remember(use)
+        self._recency.remember([use])
         return Put.STORED
 
     def _reserve(self, nbytes: int, protected_from_ns: int) -> bool:
@@ -210,17 +211,16 @@ class DirectoryStore:
             else:
                 return
 
-    def _get(self, item: Transfer) -> tuple[Get, Key | None]:
+    def _get(self, item: Transfer) -> Read:
         try:
-            answer, parent = objectfile.read(self._tree.path(item.key), item.spans)
+            return objectfile.read(self._tree.path(item.key), item.spans)
         except (FileNotFoundError, NotADirectoryError):
-            return Get.MISS, None
+            return Read(Get.MISS)
         except OSError as error:
             self.errors.write("get", error)
             # A symbolic link, or a folder: something is there, and it is none of ours.
             is_foreign = error.errno in (errno.ELOOP, errno.EISDIR)
-            return (Get.DAMAGED if is_foreign else Get.FAILED), None
-        return answer, sibling(item.key, parent)
+            return Read(Get.DAMAGED if is_foreign else Get.FAILED)
 
     def _remove(self, key: Key) -> bool:
         try:
