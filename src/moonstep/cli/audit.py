@@ -69,7 +69,10 @@ def audit(
     ] = None,
     real_mooncake: Annotated[
         bool,
-        typer.Option(help="MooncakeStoreConnector over real masters on loopback, started here."),
+        typer.Option(
+            "--real-mooncake",
+            help="MooncakeStoreConnector over real masters on loopback, started here.",
+        ),
     ] = False,
     list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
 ) -> None:
