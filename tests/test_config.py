@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonstep.config import RequestOptions, SettingError, Settings, parse_size
+from moonstep.config import (
+    CaptureMode,
+    Push,
+    RequestOptions,
+    Role,
+    SettingError,
+    Settings,
+    parse_size,
+)
 
 GIB = 1 << 30
 
@@ -85,6 +93,38 @@ def test_nothing_set_gives_the_defaults_and_what_is_set_is_taken() -> None:
     assert Settings.parse({"host_cache": "1GiB", "min_hit_tokens": 64}) == Settings(
         host_cache_bytes=GIB, min_hit_tokens=64
     )
+
+
+@pytest.mark.parametrize(
+    ("role", "raw", "pushed", "fetches", "capture"),
+    [
+        (Role.BOTH, {}, Push.ALL, True, CaptureMode.EAGER),
+        (Role.BOTH, {"push": "decoded"}, Push.DECODED, True, CaptureMode.EAGER),
+        (Role.PRODUCER, {}, Push.ALL, False, CaptureMode.EAGER),
+        (Role.PRODUCER, {"push": "reuse"}, Push.REUSE, False, CaptureMode.EAGER),
+        (Role.CONSUMER, {}, Push.NONE, True, CaptureMode.LAZY),
+        (Role.CONSUMER, {"push": "decoded"}, Push.DECODED, True, CaptureMode.EAGER),
+        (Role.CONSUMER, {"capture": "eager"}, Push.NONE, True, CaptureMode.EAGER),
+    ],
+)
+def test_what_a_role_pushes_fetches_and_captures(
+    role: Role, raw: dict[str, Any], pushed: Push, fetches: bool, capture: CaptureMode
+) -> None:
+    settings = Settings.parse({"store": "memory://roles", **raw}, role)
+    assert (settings.pushed, settings.fetches, settings.capture_mode) == (pushed, fetches, capture)
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.CONSUMER])
+def test_a_role_means_something_only_with_a_store(role: Role) -> None:
+    assert f"kv_role='{role.value}'" in line_of(lambda: Settings.parse({}, role))
+
+
+@pytest.mark.parametrize("push", ["all", "reuse"])
+def test_a_consumer_pushes_at_most_what_it_decodes(push: str) -> None:
+    raw = {"store": "memory://roles", "push": push}
+    line = line_of(lambda: Settings.parse(raw, Role.CONSUMER))
+    assert f"push={push!r}" in line
+    assert "decoded" in line
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -40,6 +40,29 @@ class CaptureMode(Enum):
     """When the engine is about to lose it."""
 
 
+class Role(Enum):
+    """What an engine does with its store: vLLM's ``kv_role``."""
+
+    BOTH = "kv_both"
+    PRODUCER = "kv_producer"
+    """Pushes, and looks for nothing: an engine that prefills for others."""
+    CONSUMER = "kv_consumer"
+    """Fetches what others have pushed."""
+
+
+class Push(Enum):
+    """Which objects are pushed to the store."""
+
+    ALL = "all"
+    """Every object, when it is whole."""
+    REUSE = "reuse"
+    """An object that is used again."""
+    DECODED = "decoded"
+    """An object with at least one decoded token in it, when it is whole."""
+    NONE = "none"
+    """Not for a user to write: a consumer that was told nothing else."""
+
+
 class SettingError(ValueError):
     """A setting that cannot be used. The message is one line that begins with ``moonstep:``."""
 
@@ -95,10 +118,10 @@ def _parse_text(setting: str, value: object) -> str:
     return value
 
 
-def _parse_push(setting: str, value: object) -> str:
-    if value not in ("all", "reuse"):
-        raise SettingError(setting, value, "write 'all' or 'reuse'")
-    return str(value)
+def _parse_push(setting: str, value: object) -> Push:
+    if value not in ("all", "reuse", "decoded"):
+        raise SettingError(setting, value, "write 'all', 'reuse' or 'decoded'")
+    return Push(value)
 
 
 def _parse_positive(setting: str, value: object) -> int:
@@ -177,8 +200,8 @@ class Settings:
     """Names the weights, instead of what they hold."""
     chunk_tokens: int = 256
     """Length of an object in the store."""
-    push: str = "all"
-    """``all``: objects are pushed when they are whole; ``reuse``: when they are used again."""
+    push: Push | None = None
+    """Which objects are pushed. Not given: all, and none in the role of a consumer."""
     push_bytes_per_s: int | None = None
     """Most bytes a second that the engine pushes, over all its ranks."""
     fetch_deadline_s: float = 2.0
@@ -197,21 +220,37 @@ class Settings:
     """Threads of each worker, half of them for pushes."""
     shutdown_deadline_s: float = 5.0
     """How long a shutdown waits for jobs under way."""
+    role: Role = Role.BOTH
+    """What the engine does with the store; the engine's own setting, not one of these."""
 
     @property
     def capture_mode(self) -> CaptureMode:
         if self.capture is not None:
             return self.capture
-        return CaptureMode.EAGER if self.store else CaptureMode.LAZY
+        pushes = self.store and self.pushed is not Push.NONE
+        return CaptureMode.EAGER if pushes else CaptureMode.LAZY
+
+    @property
+    def pushed(self) -> Push:
+        """Which objects this engine pushes."""
+        if self.push is not None:
+            return self.push
+        return Push.NONE if self.role is Role.CONSUMER else Push.ALL
+
+    @property
+    def fetches(self) -> bool:
+        """Whether this engine looks for prompts in the store."""
+        return self.role is not Role.PRODUCER
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Settings from what stands in ``kv_connector_extra_config``.
+    def parse(cls, raw: Mapping[str, Any], role: Role = Role.BOTH) -> Self:
+        """Settings from what stands in ``kv_connector_extra_config``, for an engine of this role.
 
         Raises:
-            SettingError: for an unknown key, a value of the wrong type, an impossible size.
+            SettingError: for an unknown key, a value of the wrong type, an impossible size, and for
+                what does not fit the role.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"role": role}
         for key, value in raw.items():
             if key not in _PARSERS:
                 raise SettingError(key, value, _unknown_remedy(key))
@@ -219,7 +258,17 @@ class Settings:
             values[name] = parse(key, value)
             if key in _STORE_PARSERS and not raw.get("store"):
                 raise SettingError(key, value, 'it means nothing without a "store": name one')
-        return cls(**values)
+        settings = cls(**values)
+        settings._check_role()
+        return settings
+
+    def _check_role(self) -> None:
+        if self.role is not Role.BOTH and not self.store:
+            remedy = 'it says what to do with a "store": name one, or use "kv_both"'
+            raise SettingError("kv_role", self.role.value, remedy)
+        if self.role is Role.CONSUMER and self.push in (Push.ALL, Push.REUSE):
+            remedy = 'a kv_consumer pushes at most what it decodes: write "decoded", or leave out'
+            raise SettingError("push", self.push.value, remedy)
 
     def check(self, slot_bytes: int, world_size: int, machine_bytes: int) -> None:
         """Raise when the host cache cannot hold a block, or is more than the machine has.

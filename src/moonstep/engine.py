@@ -24,6 +24,9 @@ class Request(Protocol):
     skip_reading_prefix_cache: bool | None
 
     @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
     def num_tokens(self) -> int: ...
 
 

@@ -90,10 +90,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class KeyMaker:
-    """Makes the keys of one configuration. Small, and pickles: it may travel in a plan."""
+    """Makes the keys of one configuration. Small, and pickles: it may travel in a plan.
+
+    ``replicas[group]`` consecutive ranks, counted from rank 0, hold the same bytes of the group:
+    one object serves them all, under the name of the first. A group that is not listed, or listed
+    with 1, has bytes of its own on every rank.
+    """
 
     namespace: str
     fingerprint: str
+    replicas: tuple[int, ...] = ()
 
     def key(self, group: int, rank: int, block_hash: bytes) -> Key:
         """The key of the object that ends with the block of this hash.
@@ -102,13 +108,37 @@ class KeyMaker:
 
         >>> KeyMaker("tenant", "00ff").key(0, 1, bytes([0xab, 0xcd]))
         'tenant/00ff/0.1/abcd'
+        >>> KeyMaker("tenant", "00ff", (2,)).key(0, 3, bytes([0xab, 0xcd]))
+        'tenant/00ff/0.2/abcd'
         """
-        return Key(f"{self.namespace}/{self.fingerprint}/{group}.{rank}/{block_hash.hex()}")
+        first = rank - rank % self._copies(group)
+        return Key(f"{self.namespace}/{self.fingerprint}/{group}.{first}/{block_hash.hex()}")
+
+    def parts(self, group: int, rank_count: int) -> range:
+        """The ranks whose keys together are a whole object of this group, on all ranks.
+
+        >>> list(KeyMaker("n", "0").parts(0, 4)), list(KeyMaker("n", "0", (2,)).parts(0, 4))
+        ([0, 1, 2, 3], [0, 2])
+        """
+        return range(0, rank_count, self._copies(group))
+
+    def writes(self, group: int, rank: int, block_hash: bytes) -> bool:
+        """Whether this rank is the one to store the object. Ranks with the same bytes take turns.
+
+        >>> maker = KeyMaker("n", "0", (2,))
+        >>> [[maker.writes(0, rank, bytes([end])) for rank in range(4)] for end in (4, 5)]
+        [[True, False, True, False], [False, True, False, True]]
+        """
+        copies = self._copies(group)
+        return copies == 1 or rank % copies == block_hash[-1] % copies
+
+    def _copies(self, group: int) -> int:
+        return self.replicas[group] if group < len(self.replicas) else 1
 
 
-def key_maker(namespace: str, facts: Facts) -> KeyMaker:
+def key_maker(namespace: str, facts: Facts, replicas: tuple[int, ...] = ()) -> KeyMaker:
     """Raises ``SettingError`` for a namespace that cannot be part of a key."""
-    return KeyMaker(checked_namespace(namespace), fingerprint(facts))
+    return KeyMaker(checked_namespace(namespace), fingerprint(facts), replicas)
 
 
 def fingerprint(facts: Facts) -> str:

@@ -12,7 +12,7 @@ from moonstep.bench.starts import Outcome, Start, as_table
 from moonstep.cli.bench import app
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_head.jsonl.xz"
-COMMANDS = ("schedule", "copy", "replay", "multiturn", "engine", "gap")
+COMMANDS = ("schedule", "copy", "replay", "multiturn", "engine", "gap", "peers", "store")
 
 runner = CliRunner()
 
@@ -48,6 +48,9 @@ def test_a_replay_prints_its_rates_and_writes_them(tmp_path: Path) -> None:
         (["engine", "--model", "/nowhere/at/all"], 1),
         (["gap", "--model", "/nowhere/at/all"], 1),
         (["gap", "--size", "large"], 2),
+        (["peers", "--model", "/nowhere/at/all"], 1),
+        (["store", "--store", "elsewhere://x"], 2),
+        (["store", "--store", "mooncake", "--folder", "/tmp"], 2),
     ],
 )
 def test_what_cannot_be_done_ends_without_a_traceback(arguments: list[str], status: int) -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,12 +34,21 @@ LOGGED = re.compile(r"\[\w+\.py:\d+\] (moonstep:.*)$", flags=re.MULTILINE)
 class Server:
     """One server. Leaving the ``with`` block ends its whole process group, whatever happened."""
 
-    def __init__(self, model: Path, log: Path, extra_config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        extra_config: dict[str, Any] | None = None,
+        *,
+        role: str = "kv_both",
+        connector: str | None = "MoonstepConnector",
+        arguments: Sequence[str] = (),
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.log = log
-        transfer: dict[str, Any] = {"kv_connector": "MoonstepConnector", "kv_role": "kv_both"}
+        transfer: dict[str, Any] = {"kv_connector": connector, "kv_role": role}
         if extra_config is not None:
             transfer["kv_connector_extra_config"] = extra_config
         self._command = [
@@ -50,7 +59,8 @@ class Server:
             "--enable-prompt-tokens-details",
             # Without it vLLM kills its engine in the instant it asks it to end: no last words.
             *("--shutdown-timeout", "60"),
-            *("--kv-transfer-config", json.dumps(transfer)),
+            *(("--kv-transfer-config", json.dumps(transfer)) if connector else ()),
+            *arguments,
         ]
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=280)
 
@@ -139,6 +149,10 @@ class Server:
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def own_tracebacks(self) -> list[str]:
+        """Places in Moonstep's own files that tracebacks name; the engine has some of its own."""
+        return re.findall(r'File "[^"]*/moonstep/[^"]*", line \d+', self.log_text())
 
     def last_words(self) -> list[str]:
         """Moonstep's lines once there is one: the engine's process may end after the server's."""

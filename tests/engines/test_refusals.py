@@ -35,9 +35,11 @@ ROLES = pytest.mark.parametrize("role", [KVConnectorRole.SCHEDULER, KVConnectorR
 
 @ROLES
 @pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
-def test_a_role_other_than_both(role: KVConnectorRole, kv_role: str, lines: list[str]) -> None:
+def test_a_role_without_a_store(role: KVConnectorRole, kv_role: str, lines: list[str]) -> None:
     config = configured(role=kv_role)
-    assert f"kv_role='{kv_role}'" in refusal(lambda: create(config, role), lines)
+    line = refusal(lambda: create(config, role), lines)
+    assert f"kv_role='{kv_role}'" in line
+    assert "store" in line
 
 
 @ROLES

@@ -53,6 +53,17 @@ def test_every_full_block_of_prompt_and_output_is_kept(
         assert restored == (tokens - 1) // 4 * 4
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_engines_first_request_is_kept_although_one_step_is_all_it_needs(
+    asynchronous: bool,
+) -> None:
+    """The ranks tell how many slots they have with the report of that very step."""
+    shape = Shape(asynchronous=asynchronous, blocks=60, max_tokens=96, budget_tokens=96)
+    with open_engine(shape, first_step=False) as watched:
+        kept, computed = kept_blocks(watched, Arrive("r", 1, 40, 40, output=1))
+        assert kept == computed == 10
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=Shape.label)
 def test_nothing_is_kept_that_was_not_computed(shape: Shape) -> None:
     """Aborted in the middle of prefill and decode, early and late; an oracle reads all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moonstep.config import Role
 from moonstep.wire import SCRATCH
 from tests.scheduler.stock import make_request
 from tests.store_tier.rig import Rig
@@ -51,6 +52,15 @@ def test_every_rank_is_asked_and_has_to_bring_its_part() -> None:
     assert rig.written(request) == 0
     assert rig.index.free_count == rig.index.slot_count
     assert not rig.tier.is_pending(request)
+
+
+def test_a_producer_looks_for_nothing_and_keeps_nobody_waiting() -> None:
+    rig = Rig(role=Role.PRODUCER)
+    request = make_request("r", 65)
+    rig.arrive(request)
+    assert not rig.looks.asked
+    assert not rig.tier.is_pending(request)
+    assert rig.tier.is_idle
 
 
 def test_the_last_token_is_never_fetched() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonstep.config import SettingError, Settings
+from moonstep.config import Push, Role, SettingError, Settings
 from moonstep.scheduler import pushes
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
@@ -204,16 +206,38 @@ def test_what_an_old_push_stored_is_not_known_under_the_new_keys() -> None:
     assert len(rig.pushes()) == 1
 
 
-@pytest.mark.parametrize("push", ["all", "reuse"])
-def test_when_an_object_is_offered(push: str) -> None:
-    rig = Rig(push=push)
+@pytest.mark.parametrize(
+    ("settings", "whole", "used_again"),
+    [
+        ({}, 4, 0),
+        ({"push": Push.ALL}, 4, 0),
+        ({"push": Push.REUSE}, 0, 2),
+        ({"push": Push.DECODED}, 0, 0),
+        ({"role": Role.PRODUCER}, 4, 0),
+        ({"role": Role.CONSUMER}, 0, 0),
+    ],
+)
+def test_when_an_object_is_offered(settings: dict[str, Any], whole: int, used_again: int) -> None:
+    rig = Rig(**settings)
     request = make_request("r", 64)
     placed = rig.write(request.block_hashes)
     requests = dict.fromkeys(placed.columns.lives, request)
     rig.tier.captured(placed.columns, requests)
-    assert len(slots_of(rig.pushes())) == (4 if push == "all" else 0)
+    assert len(slots_of(rig.pushes())) == whole
     rig.tier.went_on(request, 32)
-    assert len(slots_of(rig.pushes())) == (0 if push == "all" else 2)
+    assert len(slots_of(rig.pushes())) == used_again
+
+
+def test_an_object_with_a_decoded_token_in_it_is_decoded() -> None:
+    """Objects of 32 tokens; the prompt ends inside the second one."""
+    rig = Rig(push=Push.DECODED, role=Role.CONSUMER)
+    request = make_request("r", 33)
+    request.append_output_token_ids(list(range(7000, 7063)))
+    assert request.num_tokens == 96
+    placed = rig.write(request.block_hashes)
+    rig.tier.captured(placed.columns, dict.fromkeys(placed.columns.lives, request))
+    (job,) = rig.pushes()
+    assert [each.name for each in job.objects] == [request.block_hashes[at] for at in (3, 5)]
 
 
 def test_only_whole_objects_are_offered() -> None:

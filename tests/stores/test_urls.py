@@ -15,7 +15,7 @@ from moonstep.stores.base import Store
 from moonstep.stores.directory import DirectoryStore
 from moonstep.stores.memory import MemoryStore
 from moonstep.stores.testing import fetch, key, outgoing, payload
-from moonstep.stores.urls import Opener, StoreUrl, open_store, resolve
+from moonstep.stores.urls import Opener, StoreUrl, Use, open_store, resolve
 
 REFUSED = {
     "": "write a URL",
@@ -67,9 +67,9 @@ def test_a_directory_opens_by_its_url(tmp_path: Path) -> None:
 
 def test_a_directory_can_be_inspected_without_a_capacity(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="no store in this folder"):
-        open_store(f"dir://{tmp_path}/new", inspecting=True)
+        open_store(f"dir://{tmp_path}/new", Use.INSPECT)
     open_store(f"dir://{tmp_path}/new?capacity=1MiB").close()
-    open_store(f"dir://{tmp_path}/new", inspecting=True).close()
+    open_store(f"dir://{tmp_path}/new", Use.INSPECT).close()
 
 
 def test_memory_stores_of_one_name_are_one_store() -> None:

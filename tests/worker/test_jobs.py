@@ -116,6 +116,33 @@ def test_calls_are_counted_and_their_durations_told_once(desk: Desk) -> None:
     assert (gets.nbytes, gets.unwell, gets.outcomes) == (0, 1, (("damaged", 1),))
 
 
+def test_ranks_with_the_same_bytes_store_an_object_once_and_both_fetch_it() -> None:
+    shared = KeyMaker("default", "0", (2,))
+    desks = [Desk(rank=rank) for rank in (0, 1)]
+    for desk in desks[1:]:  # one store, and the same bytes
+        desk.jobs.close(SOON_S)
+        desk.arena.memory[:] = desks[0].arena.memory
+        desk.memory = desks[0].memory
+        checked = CheckedStore(desk.memory)
+        desk.jobs = StoreJobs(desk.arena, checked, 1, [SLOT_BYTES - 6], 2)
+    names = [stored(name, slot) for slot, name in enumerate("abcd")]
+    job = Job(1, JobKind.PUSH, "r", shared, tuple(names))
+    written: list[set[str]] = []
+    for desk in desks:
+        before = {entry.key for entry in desk.memory.entries()}
+        assert desk.run(job) == (True,) * 4
+        written.append({entry.key for entry in desk.memory.entries()} - before)
+    assert [len(keys) for keys in written] == [2, 2], "they take turns"
+    wanted = [stored(name, 4 + slot, generation=9) for slot, name in enumerate("abcd")]
+    for desk in desks:
+        assert desk.run(Job(2, JobKind.FETCH, "r", shared, tuple(wanted))) == (True,) * 4
+        assert [desk.bytes_of(slot) for slot in range(4)] == [
+            desk.bytes_of(slot) for slot in range(4, 8)
+        ]
+    for desk in desks:
+        assert desk.jobs.close(SOON_S)
+
+
 def test_a_block_that_is_here_already_is_read_past_the_arena(desk: Desk) -> None:
     second = desk.bytes_of(5)
     desk.run(push(1, stored("a", 3, 5), stored("b", 4, 6)))

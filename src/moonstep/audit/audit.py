@@ -28,7 +28,10 @@ MOST_FINDINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be audited. `steps` are engine steps of random histories, over all of them."""
+    """What is to be audited. `steps` are engine steps of random histories, over all of them.
+
+    `real_store`: over the real store of this connector, not over a stand-in.
+    """
 
     connector: ConnectorChoice
     scenarios: tuple[str, ...]
@@ -37,6 +40,7 @@ class Order:
     jobs: int
     groups: Groups = "full"
     shrinks: int = 3
+    real_store: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ def command(order: Order, *more: str) -> str:
         words.append(f"--load-failure-policy {order.connector.load_failure_policy}")
     if order.groups != "full":
         words.append(f"--groups {order.groups}")
+    if order.real_store:
+        words.append("--real-mooncake")
     return " ".join([*words, *more])
 
 
@@ -107,10 +113,15 @@ def plan(order: Order) -> tuple[list[Job], list[Job]]:
 
 
 def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
-    """Run an audit; `told(phase, done, total)` hears of progress."""
+    """Run an audit; `told(phase, done, total)` hears of progress.
+
+    `ValueError` when there is no real store to drive the connector over, and there should be.
+    """
     verdict = Verdict(order)
     of_scenarios, of_histories = plan(order)
-    with Pool(order.jobs, order.connector.name) as pool:
+    if order.real_store:
+        connectors.use_real_store(order.connector.name)
+    with Pool(order.jobs, order.connector.name, real_store=order.real_store) as pool:
         for number, done in enumerate(pool.run(of_scenarios), 1):
             verdict.results.append(_result(order, done))
             told("scenarios", number, len(of_scenarios))

@@ -101,7 +101,9 @@ class Engine:
             halves = [rank.connector for rank in self.ranks]
             self.inspector = connectors.inspect(self.scheduler.connector, halves)
             self._store = connectors.store_of(self.scheduler.connector)
-            self._quiet = QuietTime(self.limits, threads=self._store is not None)
+            kit = connectors.kit_for(self.connector_name)
+            threads = kit.in_its_own_time or self._store is not None
+            self._quiet = QuietTime(self.limits, threads=threads)
 
     @property
     def unit_tokens(self) -> int:

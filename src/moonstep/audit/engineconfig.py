@@ -75,8 +75,8 @@ class EngineConfig:
     hash_block_tokens: int
 
 
-@lru_cache(maxsize=1)
-def _model_folder() -> str:
+@lru_cache(maxsize=4)
+def _model_folder(kv_heads: int) -> str:
     """A folder with a tiny model's configuration, and a file that stands for its weights.
 
     Nobody loads them; a connector may tell weights by what is in the file.
@@ -90,7 +90,7 @@ def _model_folder() -> str:
         "hidden_size": 16 * heads,
         "intermediate_size": 64,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": kv_heads,
         "num_hidden_layers": 2,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 1 << 20,
@@ -102,9 +102,9 @@ def _model_folder() -> str:
 
 
 @lru_cache(maxsize=32)
-def _model_config(max_tokens: int) -> Any:
+def _model_config(max_tokens: int, kv_heads: int) -> Any:
     return ModelConfig(
-        model=_model_folder(),
+        model=_model_folder(kv_heads),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=max_tokens,
@@ -186,7 +186,7 @@ def build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
 
 
 def _build(shape: Shape, connector: ConnectorChoice) -> EngineConfig:
-    model_config = _model_config(shape.max_tokens)
+    model_config = _model_config(shape.max_tokens, shape.heads if shape.copies > 1 else 4)
     vllm_config = VllmConfig(
         model_config=model_config,
         cache_config=CacheConfig(

@@ -113,7 +113,7 @@ class Done:
     problem: str | None = None
 
 
-def _child(pipe: Any, kit_name: str | None) -> None:
+def _child(pipe: Any, kit_name: str | None, real_store: bool) -> None:
     """Run jobs until the pipe ends. The connector's surroundings are set up once.
 
     Ctrl-C is the parent's business: it closes the pipe, or ends this process.
@@ -125,6 +125,8 @@ def _child(pipe: Any, kit_name: str | None) -> None:
     from moonstep.audit import connectors
 
     torch.set_num_threads(1)
+    if real_store:
+        connectors.use_real_store(kit_name)
     with connectors.kit_for(kit_name).surroundings():
         while True:
             try:
@@ -147,8 +149,16 @@ class _Child:
 class Pool:
     """Child processes that run jobs; `with` ends them all, whatever happens."""
 
-    def __init__(self, count: int, kit_name: str | None, start_s: float = START_S) -> None:
+    def __init__(
+        self,
+        count: int,
+        kit_name: str | None,
+        start_s: float = START_S,
+        *,
+        real_store: bool = False,
+    ) -> None:
         self._start_s = start_s
+        self._real_store = real_store
         self._context = multiprocessing.get_context("spawn")
         self._kit_name = kit_name
         self._children = [self._start() for _ in range(count)]
@@ -224,7 +234,7 @@ class Pool:
     def _start(self) -> _Child:
         here, there = self._context.Pipe()
         process = self._context.Process(
-            target=_child, args=(there, self._kit_name), daemon=True, name="audit"
+            target=_child, args=(there, self._kit_name, self._real_store), daemon=True, name="audit"
         )
         process.start()
         there.close()

@@ -32,7 +32,8 @@ class Shape:
     `lag`: workers run a step only when its result is needed, after the next one
     was scheduled (asynchronous scheduling with workers in other processes).
     `ranks` is tensor parallel size, `stages` pipeline stages; both halves and
-    all ranks live in this process. `drafts` is the number of draft tokens a step.
+    all ranks live in this process. With fewer `heads` than ranks, each is on
+    several of them. `drafts` is the number of draft tokens a step.
     The drafters "eagle" and "mtp" have a layer with KV of its own; the engine knows its group for
     "mtp" only, and takes all groups for the drafter's with "eagle".
 
@@ -95,6 +96,11 @@ class Shape:
     def group_count(self) -> int:
         """KV cache groups, which draw their blocks from one pool."""
         return len(self.kinds) + (self.drafter != "ngram" and len(self.kinds) > 1)
+
+    @property
+    def copies(self) -> int:
+        """Consecutive ranks that hold the same bytes: those with a copy of the same head."""
+        return max(1, self.ranks // self.heads)
 
     def as_dict(self) -> dict[str, Any]:
         """Only what differs from the default shape."""

@@ -20,7 +20,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from moonstep.bench.engineconfig import half_config
 from moonstep.bench.halves import moonstep_worker_says, moonstep_worker_starts, timed
 from moonstep.bench.schedule import settled_heap
-from moonstep.config import Settings
+from moonstep.config import Push, Settings
 from moonstep.engines.vllm.plugin import register
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.tier import StoreTier
@@ -91,7 +91,7 @@ class PendingEngine:
         """From here on a request with a prompt of an object's length waits for the store."""
         half = self._connector.scheduler
         half.tier = StoreTier(
-            Settings(store="silent", fetch_deadline_s=_FOR_EVER_S, push="reuse"),
+            Settings(store="silent", fetch_deadline_s=_FOR_EVER_S, push=Push.REUSE),
             self._connector.facts.groups,
             rank_count=1,
             index=half.index,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,10 @@ Examples:
   moonstep audit --connector my.module:MyConnector --extra-config '{"size": 4}'
 
   moonstep audit --connector MooncakeStoreConnector --scenario all --steps 0
+
+  moonstep audit --connector MooncakeStoreConnector --real-mooncake --steps 2000
+
+  moonstep audit --role kv_producer --scenario all --steps 5000
 
   moonstep audit --scenario resume --scenario chat --steps 0
 
@@ -57,13 +62,22 @@ def audit(
         list[str] | None,
         typer.Option(help="KV cache groups, as full+window; several times, or 'all' for all sets."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes; 0 for one a core (four with a real store).")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all results here; histories go beside it.")
     ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Run one history from a file, and nothing else.")
     ] = None,
+    real_mooncake: Annotated[
+        bool,
+        typer.Option(
+            "--real-mooncake",
+            help="MooncakeStoreConnector over real masters on loopback, started here.",
+        ),
+    ] = False,
     list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
 ) -> None:
     """Audit a KV connector: the real vLLM scheduler, real KV memory on the CPU, no model.
@@ -87,10 +101,11 @@ def audit(
             raise typer.Exit(_replay(console, replay))
         choice = _choice(connector, extra_config, role, load_failure_policy)
         names = _scenario_names(scenario)
-        orders = [
-            Order(choice, names, steps, seed, jobs or os.cpu_count() or 1, one)
-            for one in _group_sets(groups)
-        ]
+        jobs = jobs or (os.cpu_count() or 1) * (4 if real_mooncake else 1)
+        orders = [Order(choice, names, steps, seed, jobs, one) for one in _group_sets(groups)]
+        if real_mooncake:
+            # Its clients take seconds to close, and sleep meanwhile; to shrink takes many of them.
+            orders = [replace(order, real_store=True, shrinks=0) for order in orders]
         verdicts = [_perform(console, order) for order in orders]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -109,20 +109,38 @@ def copy(
 
 
 @app.command(
-    epilog="Example:\n\n  moonstep bench store --folder /var/cache --json out/bench-store.json"
+    epilog="Examples:\n\n  moonstep bench store --folder /var/cache --json out/bench-store.json\n\n"
+    "  moonstep bench store --store mooncake\n\n"
+    "  moonstep bench store --store 'mooncake://10.0.0.5:50051?segment=0' --repeats 30"
 )
 def store(
+    which: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            help="'dir', 'mooncake' (a master and a process with memory, started here), or the "
+            "mooncake:// URL of a store that others give memory to.",
+        ),
+    ] = "dir",
     repeats: Annotated[int, typer.Option(min=3, help="Samples of each figure.")] = 15,
     folder: Annotated[
         Path | None, typer.Option(help="On the disk to measure; a temporary folder if not given.")
     ] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Push and fetch of the directory store against plain files of the same sizes."""
-    from moonstep.bench.store import store as measure
+    """Push and fetch of a store against plain files, or Mooncake's own client, of equal sizes."""
+    if which == "dir":
+        from moonstep.bench.store import store as measure
+
+        with _ends_cleanly(Console()):
+            measure(repeats, folder, json_path)
+        return
+    if folder is not None or not (which == "mooncake" or which.startswith("mooncake://")):
+        raise typer.BadParameter("--store is dir, mooncake or mooncake://...; --folder is for dir")
+    from moonstep.bench.mooncake import mooncake
 
     with _ends_cleanly(Console()):
-        measure(repeats, folder, json_path)
+        mooncake(repeats, None if which == "mooncake" else which, json_path)
 
 
 @app.command(
@@ -254,6 +272,50 @@ def multiturn(
     console.print(str(machine), highlight=False)
     if json_path is not None:
         write_json(json_path, machine, {"seed": seed, "outcomes": found})
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench peers --starts 10 --json out/peers.json\n\n"
+    "  moonstep bench peers --starts 2 --chunk-tokens 64"
+)
+def peers(
+    model: ModelOption = DEFAULT_MODEL,
+    starts: Annotated[int, typer.Option(min=1, help="Rounds; two engines in each.")] = 10,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Moonstep's setting of this name; vLLM's stores blocks of 64."),
+    ] = None,
+    threads: ThreadsOption = 0,
+    out: OutOption = Path("out"),
+    json_path: JsonOption = None,
+) -> None:
+    """Warm starts over one Mooncake Store, with Moonstep and with vLLM's own connector, in turns.
+
+    A master and a process with 2 GiB of memory are started for it. Each start takes about half a
+    minute on two cores.
+    """
+    from moonstep.bench.engines import model_token_bytes
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.outcome import write_json
+    from moonstep.bench.peers import as_table, run_peers
+    from moonstep.demo.plan import usable_cpus
+
+    console = Console()
+    machine = machine_facts()
+    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+        model_token_bytes(model, dtype_bytes=4)  # refuses a folder without a model
+        cpus = usable_cpus()[: threads or None]
+        found = run_peers(model, cpus, starts, chunk_tokens, out, progress)
+    console.print(as_table(found))
+    console.print(str(machine), highlight=False)
+    if json_path is not None:
+        content = {
+            "starts": starts,
+            "chunk_tokens": chunk_tokens,
+            "outcome": found,
+            "ratio": found.ratio,
+        }
+        write_json(json_path, machine, content)
 
 
 @app.command(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moonstep import __version__
-from moonstep.cli import audit, bench, store
+from moonstep.cli import audit, bench, mooncake, store
 from moonstep.cli.demo import demo
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("demo")(demo)
 audit.register(app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
+mooncake.register(app)
 
 
 def _print_version(wanted: bool) -> None:

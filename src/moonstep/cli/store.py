@@ -17,7 +17,7 @@ from moonstep.keys import checked_namespace
 from moonstep.stores.base import Get, Inspectable, StoreUnwell
 from moonstep.stores.checked import CheckedInspection
 from moonstep.stores.upkeep import Verified, remove_namespace, usage_by_namespace, verify
-from moonstep.stores.urls import open_store
+from moonstep.stores.urls import Use, open_store
 
 app = typer.Typer(
     help="Look after a store by its URL, such as dir:///var/cache/moonstep.",
@@ -127,7 +127,7 @@ def size(nbytes: int) -> str:
 def _opened(url: str, console: Console) -> Iterator[CheckedInspection]:
     """The store, and every way to fail as one line and an exit status."""
     try:
-        store = open_store(url, inspecting=True)
+        store = open_store(url, Use.INSPECT)
         if not isinstance(store, Inspectable):
             store.close()
             _fail(console, f"moonstep: {url}: this kind of store cannot list its objects")

@@ -89,9 +89,9 @@ class FetchCounts:
 
 
 def keys_asked(keys: KeyMaker, rank_count: int, asked: Sequence[WantedObject]) -> list[Key]:
-    """Every rank's key of every object: all ranks of the first object, then of the next."""
+    """The keys of all parts of every object: those of the first object, then of the next."""
     return [
         keys.key(each.shape.group.index, rank, each.names.name)
         for each in asked
-        for rank in range(rank_count)
+        for rank in keys.parts(each.shape.group.index, rank_count)
     ]

@@ -104,9 +104,7 @@ class MooncakeStoreScheduler:
         self._sparse.mode = self._mode
 
     def bind_cache_manager(self, manager: CacheManager) -> None:
-        """Take the engine's cache manager, and its block pool, as witnesses. In place of
-        ``bind_block_pool``; without it, window blocks that the pool has no name for are not kept.
-        """
+        """As ``bind_block_pool``; and tables vouch for window blocks that the pool does not name."""
         self.bind_block_pool(manager.block_pool)
         self._sparse.bind(manager)
 
@@ -154,7 +152,9 @@ class MooncakeStoreScheduler:
         True would keep all its blocks from being freed: what has to be kept is held by itself.
         """
         self.tier.finished(request)  # now: its id may arrive again before that step
-        tracker = self._lives.by_id.get(request.request_id) if self._hashes_lag else None
+        # Before the ranks have told how many slots they have, its blocks were not captured at all.
+        left = self._hashes_lag or not self.index.slot_count
+        tracker = self._lives.by_id.get(request.request_id) if left else None
         if tracker is not None and tracker.saves and tracker.request is request:
             self._holds.hold(tracker)
         return False
@@ -179,8 +179,7 @@ class MooncakeStoreScheduler:
         self._loads.advance(self._settings.restore_slice_bytes)
         if self._rests:
             self._loads.end_step()
-        for tracker in finished:
-            self._sparse.finished(tracker)
+        self._sparse.end(finished)
         captures = self._plan_captures(output, victims)
         for request, boundary in self._sparse.take_reached():
             self.tier.kept(request, boundary)

@@ -248,6 +248,11 @@ class SparsePlanner:
 
     # Both.
 
+    def end(self, trackers: Iterable[RequestTracker]) -> None:
+        """These lives have ended for good; see ``finished``."""
+        for tracker in trackers:
+            self.finished(tracker)
+
     def finished(self, tracker: RequestTracker) -> None:
         """A life has ended for good: what it ended on is kept, what it passed is given up.
 

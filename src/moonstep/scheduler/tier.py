@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from moonstep.config import Settings
+from moonstep.config import Push, Settings
 from moonstep.engine import Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
@@ -148,6 +148,8 @@ class StoreTier:
     def arrived(self, request: Request) -> None:
         """A request arrives, or comes back after a preemption: begin to look for its prefix."""
         self.admitted(request.request_id)
+        if not self._settings.fetches:
+            return
         self._take_answers()
         now_s = self._clock()
         asked = self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s)
@@ -194,8 +196,8 @@ class StoreTier:
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
         """Blocks were captured on every rank: objects that are whole now may be pushed."""
-        shape = self._dense.get(columns.group)
-        if self._settings.push == "reuse" or shape is None:
+        shape, pushed = self._dense.get(columns.group), self._settings.pushed
+        if shape is None or pushed not in (Push.ALL, Push.DECODED):
             return
         whole = {
             (life, depth // shape.blocks)
@@ -203,19 +205,28 @@ class StoreTier:
         }
         for life, number in sorted(whole):
             request = requests.get(life)
-            if request is not None:
+            if request is None:
+                continue
+            if self._is_pushed(request, (number + 1) * shape.tokens):
                 self._offer(request, shape, number, number + 1)
 
     def kept(self, request: Request, boundary_tokens: int) -> None:
         """Windows and states are kept at this boundary: they may be pushed once they are there."""
-        if self._settings.push != "reuse":
+        if self._is_pushed(request, boundary_tokens):
             self._look_after(request, boundary_tokens)
+
+    def _is_pushed(self, request: Request, stop_tokens: int) -> bool:
+        """Whether what ends there goes to the store when it is captured."""
+        pushed = self._settings.pushed
+        is_decoded = stop_tokens > request.num_prompt_tokens
+        return pushed is Push.ALL or (pushed is Push.DECODED and is_decoded)
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
         """A request goes on from a prefix that was there: its objects are used again."""
-        for shape in self._objects.dense:
-            self._offer(request, shape, 0, num_computed_tokens // shape.tokens)
-        self._look_after(request, num_computed_tokens)
+        if self._settings.pushed in (Push.ALL, Push.REUSE):
+            for shape in self._objects.dense:
+                self._offer(request, shape, 0, num_computed_tokens // shape.tokens)
+            self._look_after(request, num_computed_tokens)
 
     def _look_after(self, request: Request, boundary_tokens: int) -> None:
         objects = self._objects
@@ -299,8 +310,17 @@ class StoreTier:
 
     def _take_answers(self) -> None:
         for ticket, present in self._lookup.answers():
-            for group, name in self.fetches.found(ticket, present, lambda _: self._rank_count):
+            for group, name in self.fetches.found(ticket, present, self._parts_of):
                 self.pushes.stock.known.discard(group, name)
+
+    def _parts_of(self, group: int) -> int:
+        """Keys that together are one object of a group: ranks with the same bytes share one."""
+        return len(self._keyring.current.parts(group, self._rank_count))
+
+    def _bytes_of(self, stored: StoredObject) -> int:
+        """What an object takes in the store."""
+        blocks_bytes = len(stored.slots) * self._block_bytes[stored.group]
+        return blocks_bytes * self._parts_of(stored.group)
 
     @property
     def _most_busy_slots(self) -> int:
@@ -359,15 +379,15 @@ class StoreTier:
 
     def _plan_pushes(self, now_s: float) -> list[Job]:
         jobs: list[Job] = []
-        most_bytes = self._objects.most_bytes * self._rank_count
+        shapes = self._objects.shapes
+        most_bytes = max(shape.nbytes * self._parts_of(shape.group.index) for shape in shapes)
         most = self._bucket.objects(most_bytes, now_s, self._pushable())
         for request_id, objects in self.pushes.take(most):
             job = self._job(JobKind.PUSH, request_id, tuple(objects))
             slot_count = sum(len(each.slots) for each in objects)
             deadline_s = now_s + self._settings.push_deadline_s
             self._push_jobs.open(job, self.pushes.stock, slot_count, deadline_s)
-            nbytes = sum(len(each.slots) * self._block_bytes[each.group] for each in objects)
-            self._bucket.spend(nbytes * self._rank_count)
+            self._bucket.spend(sum(map(self._bytes_of, objects)))
             jobs.append(job)
         return jobs
 

@@ -69,3 +69,16 @@ class LookupThread(threading.Thread):
             present = []
         with self._lock:
             self._answers.append((ticket, present))
+
+
+class NoLooks:
+    """What an engine that fetches nothing has in place of a :class:`LookupThread`."""
+
+    def ask(self, ticket: int, keys: Sequence[Key]) -> None:
+        """Never answered, so its request waits for nothing beyond its deadline."""
+
+    def answers(self) -> list[tuple[int, list[bool]]]:
+        return []
+
+    def close(self, deadline_s: float) -> bool:
+        return True

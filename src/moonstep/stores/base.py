@@ -20,6 +20,9 @@ class StoreUnwell(RuntimeError):
     Whoever catches it takes the whole batch as not done, and may leave the store alone for a while.
     """
 
+    is_told: bool = False
+    """Whether the log says so already, and need not be told again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -147,6 +150,26 @@ class RegistersMemory(Protocol):
         when the memory cannot be registered.
         """
         ...
+
+
+def register(store: Store, memory: memoryview) -> None:
+    """Tell a store of memory, if it is one that wants to know. Raises ``StoreUnwell``."""
+    if memory.nbytes and isinstance(store, RegistersMemory):
+        store.register(memory)
+
+
+@runtime_checkable
+class Discards(Protocol):
+    """A store whose ``remove`` leaves alone what somebody reads just now."""
+
+    def discard(self, keys: Sequence[Key]) -> list[bool]:
+        """Remove objects that are damaged, whoever reads them. Answers as ``remove`` does."""
+        ...
+
+
+def discard(store: Store, keys: Sequence[Key]) -> list[bool]:
+    """Remove damaged objects from a store, in whichever way it has."""
+    return store.discard(keys) if isinstance(store, Discards) else store.remove(keys)
 
 
 def namespace_of(key: Key) -> str:

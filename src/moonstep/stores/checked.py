@@ -21,11 +21,12 @@ from moonstep.stores.base import (
     Inspectable,
     Key,
     Put,
-    RegistersMemory,
     Store,
     StoreUnwell,
     Transfer,
     Usage,
+    discard,
+    register,
 )
 from moonstep.stores.header import HEADER_BYTES, Damage, seal, verify
 
@@ -93,8 +94,7 @@ class CheckedStore:
 
     def register(self, memory: memoryview) -> None:
         """Tell the store of memory, if it is one that wants to know."""
-        if isinstance(self._inner, RegistersMemory):
-            self._inner.register(memory)
+        register(self._inner, memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         return self._inner.contains(keys)
@@ -151,7 +151,7 @@ class CheckedStore:
         for found in damaged:
             self.damaged.write(found)
         try:
-            self._inner.remove([found.key for found in damaged])
+            discard(self._inner, [found.key for found in damaged])
         except StoreUnwell:
             logger.warning("%d damaged objects could not be removed", len(damaged), exc_info=True)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from moonstep.stores.base import Get, Key, Put, RegistersMemory, Store, Transfer
+from moonstep.stores.base import Get, Key, Put, Store, Transfer, discard, register
 
 LATENCY_BOUNDS_S: Final = (0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
 """Upper bounds of the latency counts; the last count is of what took longer."""
@@ -88,8 +88,7 @@ class MeasuredStore:
         return durations_ns
 
     def register(self, memory: memoryview) -> None:
-        if isinstance(self._inner, RegistersMemory):
-            self._inner.register(memory)
+        register(self._inner, memory)
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         with self._measured("contains", len(keys)) as call:
@@ -114,6 +113,13 @@ class MeasuredStore:
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         with self._measured("remove", len(keys)) as call:
             removed = self._inner.remove(keys)
+            call.outcomes.update(map(str, removed))
+        return removed
+
+    def discard(self, keys: Sequence[Key]) -> list[bool]:
+        """Counts as a ``remove``."""
+        with self._measured("remove", len(keys)) as call:
+            removed = discard(self._inner, keys)
             call.outcomes.update(map(str, removed))
         return removed
 

@@ -109,6 +109,14 @@ class StoreContract:
         for number, (_, memory) in zip(asked, transfers, strict=True):
             assert number % 3 == 0 or memory == payload(number)
 
+    def test_a_batch_may_name_an_object_more_than_once(self, store: Store) -> None:
+        put = store.put([outgoing(key(n), payload(n)) for n in (1, 2, 1)])
+        assert put == [Put.STORED, Put.STORED, Put.ALREADY_THERE]
+        transfers = [incoming(key(n), 5000) for n in (1, 1, 2, 1)]
+        assert store.get([transfer for transfer, _ in transfers]) == [Get.HIT] * 4
+        assert [memory for _, memory in transfers] == [payload(n) for n in (1, 1, 2, 1)]
+        assert store.contains([key(1), key(1)]) == [True, True]
+
     def test_what_was_never_put_is_missing(self, store: Store) -> None:
         assert store.contains([key(1)]) == [False]
         assert fetch(store, key(1)) is Get.MISS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
@@ -24,15 +25,27 @@ SETTING: Final = "store"
 _BUILT_IN: Final = {
     "dir": "moonstep.stores.directory:backend",
     "memory": "moonstep.stores.memory:backend",
+    "mooncake": "moonstep.stores.mooncake:backend",
 }
+
+
+class Use(Enum):
+    """What a store is opened for."""
+
+    SERVE = "serve"
+    """A worker puts and gets."""
+    LOOK_UP = "look up"
+    """The scheduler's process asks what is there."""
+    INSPECT = "inspect"
+    """An operator looks after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
     """A URL in its parts. ``params`` holds the text of each parameter.
 
-    ``inspecting`` says that the store is opened to be looked at, not to serve: a backend then
-    creates nothing and asks for no parameter that only serving needs.
+    ``use`` says what the store is opened for: a backend gives and creates nothing where it is not
+    to serve, and asks then for no parameter that only serving needs.
     """
 
     text: str
@@ -40,10 +53,14 @@ class StoreUrl:
     host: str
     path: str
     params: Mapping[str, str]
-    inspecting: bool = False
+    use: Use = Use.SERVE
+
+    @property
+    def inspecting(self) -> bool:
+        return self.use is Use.INSPECT
 
     @classmethod
-    def parse(cls, text: str, *, inspecting: bool = False) -> StoreUrl:
+    def parse(cls, text: str, use: Use = Use.SERVE) -> StoreUrl:
         """The parts of ``text``.
 
         Raises:
@@ -66,7 +83,7 @@ class StoreUrl:
             if not value or name in params:
                 raise SettingError(SETTING, text, f"parameter {name!r} needs one value")
             params[name] = value
-        return cls(text, scheme, split.netloc, unquote(split.path), params, inspecting)
+        return cls(text, scheme, split.netloc, unquote(split.path), params, use)
 
     def check_params(self, known: Collection[str]) -> None:
         """Raise ``SettingError`` for the first parameter that is not known."""
@@ -91,19 +108,19 @@ Backend = Callable[[StoreUrl], Opener]
 """Checks a URL, touching nothing, and answers how to open it. Raises ``SettingError``."""
 
 
-def resolve(text: str, *, inspecting: bool = False) -> Opener:
+def resolve(text: str, use: Use = Use.SERVE) -> Opener:
     """Check a URL and say how to open it. Opens nothing, so that any process may ask.
 
     Raises:
         SettingError: for a scheme nobody registered, or whatever the backend does not accept.
     """
-    url = StoreUrl.parse(text, inspecting=inspecting)
+    url = StoreUrl.parse(text, use)
     return _backend(url)(url)
 
 
-def open_store(text: str, *, inspecting: bool = False) -> Store:
+def open_store(text: str, use: Use = Use.SERVE) -> Store:
     """Open the store of a URL. Raises as :func:`resolve` does, and what the opener raises."""
-    return resolve(text, inspecting=inspecting)()
+    return resolve(text, use)()
 
 
 def _backend(url: StoreUrl) -> Backend:

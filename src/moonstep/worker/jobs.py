@@ -7,8 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from moonstep.stores.base import Store
+from moonstep.stores.base import Store, register
 from moonstep.stores.measured import MeasuredStore
 from moonstep.wire import SCRATCH, Job, JobEnd, JobKind, StoreCalls, threads_of_a_kind
 from moonstep.worker.arena import EMPTY, Arena
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 class StoreJobs:
     """Starts jobs and collects their ends. Called on the engine's worker thread alone.
 
+    The store is told of the arena's memory at once. Raises ``StoreUnwell`` when it cannot use it.
+
     A fetched slot takes its generation here, when its job is collected: until then no restore can
     be planned from it, and none would pass.
     """
@@ -41,7 +44,7 @@ class StoreJobs:
         self._open: dict[int, Job] = {}
         self._pushes: JobQueue = queue.Queue()
         self._fetches: JobQueue = queue.Queue()
-        spans = ObjectSpans(arena, rank, block_bytes)
+        spans = ObjectSpans(arena, rank, block_bytes, partial(register, store))
         wellbeing = Wellbeing()
         self._threads: list[JobThread] = [
             kind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,26 @@ from moonstep.stores.base import Transfer
 from moonstep.wire import SCRATCH, Job, StoredObject
 from moonstep.worker.arena import Arena
 
+Register = Callable[[memoryview], None]
+
+
+def _nobody(memory: memoryview) -> None:
+    """For a store that does not want to know where bytes lie."""
+
 
 class ObjectSpans:
     """Turns the objects of a job into a store's transfers, for one rank. Any thread may ask.
 
     Blocks of a fetched object that need no slot get memory of the calling thread: the object is
-    read and checked whole, and those bytes are forgotten.
+    read and checked whole, and those bytes are forgotten. ``register`` is told of all memory that
+    spans may lie in, before they do, and may raise ``StoreUnwell``.
     """
 
-    def __init__(self, arena: Arena, rank: int, block_bytes: Sequence[int]) -> None:
+    def __init__(
+        self, arena: Arena, rank: int, block_bytes: Sequence[int], register: Register = _nobody
+    ) -> None:
+        register(arena.memory.data)
+        self._register = register
         self._arena = arena
         self._rank = rank
         self._block_bytes = tuple(block_bytes)
@@ -31,6 +42,10 @@ class ObjectSpans:
         scratch_blocks = sum(each.slots.count(SCRATCH) for each in job.objects)
         scratch = self._scratch_of(scratch_blocks)
         return [self._transfer(job, each, scratch) for each in job.objects]
+
+    def own(self, job: Job) -> list[bool]:
+        """For each object of a push, whether it is this rank that stores it."""
+        return [job.keys.writes(each.group, self._rank, each.name) for each in job.objects]
 
     def _transfer(
         self, job: Job, each: StoredObject, scratch: list[npt.NDArray[np.uint8]]
@@ -48,6 +63,8 @@ class ObjectSpans:
         """Memory of this thread for so many blocks, apart from one another."""
         have: list[npt.NDArray[np.uint8]] = getattr(self._scratch, "blocks", [])
         while len(have) < blocks:
-            have.append(np.empty(max(self._block_bytes), dtype=np.uint8))
+            block = np.empty(max(self._block_bytes), dtype=np.uint8)
+            self._register(block.data)
+            have.append(block)
         self._scratch.blocks = have
         return have[:blocks]

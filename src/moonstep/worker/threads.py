@@ -48,6 +48,8 @@ class Wellbeing:
 
     def note(self, error: StoreUnwell | None) -> None:
         """A call has come back, with this error or without one."""
+        if error is not None and error.is_told:
+            return
         with self._lock:
             changed = self._is_well != (error is None)
             self._is_well = error is None
@@ -110,11 +112,14 @@ class JobThread(threading.Thread):
 
 
 class BaseSendingThread(JobThread):
-    """Pushes: slots to store."""
+    """Pushes: slots to store, but for objects that another rank with the same bytes stores."""
 
     def handle(self, job: Job) -> list[bool]:
-        answers = self._store.put(self._spans.of(job))
-        return [answer in (Put.STORED, Put.ALREADY_THERE) for answer in answers]
+        own = self._spans.own(job)
+        items = [item for item, is_own in zip(self._spans.of(job), own, strict=True) if is_own]
+        answers = self._store.put(items) if items else []
+        stored = iter([answer in (Put.STORED, Put.ALREADY_THERE) for answer in answers])
+        return [not is_own or next(stored, False) for is_own in own]
 
 
 class BaseReceivingThread(JobThread):

@@ -23,6 +23,7 @@ _MODULES = {
     "MoonstepConnector": "moonstep.audit.connectors.moonstep",
     "MooncakeStoreConnector": "moonstep.audit.connectors.mooncake",
 }
+_WITH_REAL_STORE = {"MooncakeStoreConnector": "moonstep.audit.connectors.mooncake_real"}
 
 
 class StoreControl(Protocol):
@@ -48,9 +49,10 @@ class Kit:
     `settings(shape, rng)` are used for random histories when the user names none, and are tight;
     `variants` are named sets of settings for scenarios, which want to find what they stored.
     `surroundings()` is entered once around everything, `fresh()` called before each engine and
-    `retire(halves)` after its shutdown. `store(scheduler_half)` is the store under it. Threads
-    named in `passing_threads` may end at any time; `note` is printed with a report. An exception of
-    `refusals` at construction is no finding: the connector says that it cannot do what is asked.
+    `retire(halves)` after its shutdown. `store(scheduler_half)` is the store under it; with
+    `in_its_own_time` there is one that cannot be told to fail. `in_role` makes settings fit a role.
+    Threads named in `passing_threads` may end at any time; `note` is printed with a report.
+    An exception of `refusals` at construction is no finding: the connector cannot do what is asked.
     """
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
@@ -62,6 +64,8 @@ class Kit:
     passing_threads: tuple[str, ...] = ()
     refusals: tuple[type[Exception], ...] = ()
     store: Callable[[Any], StoreControl | None] | None = None
+    in_its_own_time: bool = False
+    in_role: Callable[[str, Shape, dict[str, Any]], dict[str, Any]] = lambda role, shape, own: own
     note: str = ""
 
 
@@ -71,6 +75,21 @@ _KITS: dict[str, Kit] = {}
 def register(class_name: str, kit: Kit) -> None:
     """Make a kit known for connectors of this class name."""
     _KITS[class_name] = kit
+
+
+def use_real_store(name: str | None) -> None:
+    """From now on, drive a connector of this name over the real store instead of a stand-in.
+
+    For this process. Raises ``ValueError`` for a connector that no real store is known for, and
+    where its package is not installed.
+    """
+    class_name = (name or "").rpartition(":")[2]
+    if class_name not in _WITH_REAL_STORE:
+        known = ", ".join(_WITH_REAL_STORE)
+        raise ValueError(f"no real store is known for {class_name}, only for {known}")
+    module = importlib.import_module(_WITH_REAL_STORE[class_name])
+    module.check()
+    register(class_name, module.KIT)
 
 
 def kit_for(name: str | None) -> Kit:
@@ -86,7 +105,8 @@ def fitted(connector: ConnectorChoice, shape: Shape, seed: int) -> ConnectorChoi
     kit = kit_for(connector.name)
     if kit.settings is None or connector.extra_config:
         return connector
-    return replace(connector, extra_config=kit.settings(shape, random.Random(seed)))
+    facts = kit.settings(shape, random.Random(seed))
+    return replace(connector, extra_config=kit.in_role(connector.role, shape, facts))
 
 
 def variants_of(connector: ConnectorChoice) -> tuple[str, ...]:
@@ -98,7 +118,9 @@ def varied(connector: ConnectorChoice, shape: Shape, variant: str) -> ConnectorC
     """The connector with the settings of a variant; as it is for the variant ""."""
     if not variant:
         return connector
-    return replace(connector, extra_config=kit_for(connector.name).variants[variant](shape))
+    kit = kit_for(connector.name)
+    facts = kit.variants[variant](shape)
+    return replace(connector, extra_config=kit.in_role(connector.role, shape, facts))
 
 
 def store_of(scheduler_half: Any) -> StoreControl | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -46,7 +47,7 @@ def settings(shape: Shape, rng: random.Random | None = None) -> dict[str, Any]:
     return extra
 
 
-def _with_decode(shape: Shape) -> dict[str, Any]:
+def with_decode(shape: Shape) -> dict[str, Any]:
     return settings(shape) | {"save_decode_cache": True}
 
 
@@ -98,31 +99,37 @@ class MooncakeInspector:
 
 
 @contextmanager
-def surroundings() -> Iterator[None]:
-    """The stand-in in place of the client, and the file its settings are read from."""
+def client_settings(master: str, segment_bytes: int) -> Iterator[None]:
+    """The file that the connector reads its client's settings from, and events that a CPU has."""
     facts = {
         "metadata_server": "P2PHANDSHAKE",
-        "master_server_address": "127.0.0.1:50051",
+        "master_server_address": master,
         "protocol": "tcp",
-        "global_segment_size": 1 << 20,
-        "local_buffer_size": 1 << 20,
+        "global_segment_size": segment_bytes,
+        "local_buffer_size": segment_bytes,
     }
     with tempfile.TemporaryDirectory(prefix="audit-mooncake-") as folder:
         path = Path(folder, "mooncake.json")
         path.write_text(json.dumps(facts))
-        event, torch.cuda.Event = torch.cuda.Event, _DoneEvent
-        try:
-            with environment("MOONCAKE_CONFIG_PATH", str(path)), mooncake_standin.installed():
-                yield
-        finally:
-            torch.cuda.Event = event
+        with (
+            environment("MOONCAKE_CONFIG_PATH", str(path)),
+            patch.object(torch.cuda, "Event", _DoneEvent),
+        ):
+            yield
+
+
+@contextmanager
+def surroundings() -> Iterator[None]:
+    """The stand-in in place of the client."""
+    with client_settings("127.0.0.1:50051", 1 << 20), mooncake_standin.installed():
+        yield
 
 
 def _fresh() -> None:
     mooncake_standin.STORE.fresh()
 
 
-def _retire(halves: Sequence[Any]) -> None:
+def retire(halves: Sequence[Any]) -> None:
     """Keep the halves from being collected.
 
     The lookup client's socket still waits for an answer that will not come, and its ZeroMQ
@@ -138,11 +145,11 @@ def _store(scheduler_half: Any) -> mooncake_standin.SharedStore:
 
 KIT = Kit(
     settings=settings,
-    variants={"prompts": settings, "decode": _with_decode},
+    variants={"prompts": settings, "decode": with_decode},
     inspect=MooncakeInspector,
     surroundings=surroundings,
     fresh=_fresh,
-    retire=_retire,
+    retire=retire,
     store=_store,
     note=NOTE,
 )

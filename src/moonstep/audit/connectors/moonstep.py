@@ -15,7 +15,7 @@ from moonstep.engines.vllm.facts import Unsupported
 from moonstep.stores import memory
 from moonstep.stores.faulty import Fault, FaultyStore
 from moonstep.stores.header import HEADER_BYTES, verify
-from moonstep.stores.urls import open_store
+from moonstep.stores.urls import Use, open_store
 
 if TYPE_CHECKING:
     import random
@@ -90,6 +90,14 @@ def _sliced(shape: Shape) -> dict[str, Any]:
     """Restores as asynchronous loads, one block a step."""
     rank_block = block_bytes(shape) // (shape.ranks * shape.stages)
     return _eager(shape) | {"sync_restore_bytes": 1, "restore_slice_bytes": rank_block}
+
+
+def in_role(role: str, shape: Shape, facts: dict[str, Any]) -> dict[str, Any]:
+    """A producer and a consumer have a store; the latter pushes what it decodes."""
+    if role == "kv_both":
+        return facts
+    facts = store_settings(shape) | facts
+    return facts | {"push": "decoded"} if role == "kv_consumer" else facts
 
 
 class MoonstepInspector:
@@ -184,9 +192,9 @@ class FaultyStores:
         self.opened: list[FaultyStore] = []
         self.struck = 0
 
-    def open(self, text: str, *, inspecting: bool = False) -> FaultyStore:
+    def open(self, text: str, use: Use = Use.SERVE) -> FaultyStore:
         """What Moonstep's `open_store` does, with a wrapper that obeys."""
-        store = _CountedStore(open_store(text, inspecting=inspecting))
+        store = _CountedStore(open_store(text, use))
         self.opened.append(store)
         return store
 
@@ -233,6 +241,7 @@ def _store(scheduler_half: Any) -> FaultyStores | None:
 
 KIT = Kit(
     settings=settings,
+    in_role=in_role,
     variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced, "store": _stored},
     inspect=MoonstepInspector,
     surroundings=_surroundings,

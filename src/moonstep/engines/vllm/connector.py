@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from moonstep.config import Settings
+from moonstep.config import Role, Settings
 from moonstep.engines.vllm.advice import retention_advice
 from moonstep.engines.vllm.facts import EngineFacts, engine_facts
 from moonstep.engines.vllm.logs import join_vllm_logging, said_once
@@ -85,8 +85,9 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         join_vllm_logging()
         with said_once(logger):
-            extra = self._kv_transfer_config.kv_connector_extra_config
-            self.settings = Settings.parse(extra or {})
+            transfer = self._kv_transfer_config
+            extra = transfer.kv_connector_extra_config
+            self.settings = Settings.parse(extra or {}, Role(transfer.kv_role))
             self.facts: EngineFacts = engine_facts(vllm_config, kv_cache_config)
         self._store: SchedulerStore | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -184,16 +185,15 @@ class MoonstepConnector(KVConnectorBase_V1, SupportsHMA):
             need = slot_bytes(layout.pieces)
             self.settings.check(need, self.facts.world_size, machine_memory_bytes())
             device = device_for(layout.device_type)
-            store = worker_store(self.settings)
-        self.worker = MooncakeStoreWorker(
-            self.settings,
-            self.facts.rank,
-            self.facts.world_size,
-            layout.block_count,
-            layout.pieces,
-            device,
-            store,
-        )
+            self.worker = MooncakeStoreWorker(
+                self.settings,
+                self.facts.rank,
+                self.facts.world_size,
+                layout.block_count,
+                layout.pieces,
+                device,
+                worker_store(self.settings),
+            )
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self.worker.restore(self._plan.plan)

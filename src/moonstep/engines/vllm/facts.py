@@ -49,7 +49,6 @@ def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFa
     Raises:
         Unsupported: for the first thing found that Moonstep cannot do.
     """
-    _refuse_roles(config)
     _refuse_parallel_sizes(config)
     _refuse_models(config)
     groups = read_groups(kv_cache_config)
@@ -62,12 +61,6 @@ def engine_facts(config: VllmConfig, kv_cache_config: KVCacheConfig) -> EngineFa
         async_scheduling=bool(config.scheduler_config.async_scheduling),
         retention_tokens=kv_cache_config.prefix_cache_retention_interval,
     )
-
-
-def _refuse_roles(config: VllmConfig) -> None:
-    transfer = config.kv_transfer_config
-    if transfer is not None and transfer.kv_role != "kv_both":
-        raise Unsupported(f"kv_role={transfer.kv_role!r}", 'use "kv_role": "kv_both"')
 
 
 def _refuse_parallel_sizes(config: VllmConfig) -> None:

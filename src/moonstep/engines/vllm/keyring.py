@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 from moonstep.config import SettingError, Settings
+from moonstep.engines.vllm.replicas import replicas
 from moonstep.engines.vllm.specs import page_bytes_by_layer, read_groups
 from moonstep.groups import Group
 from moonstep.keys import (
@@ -64,7 +65,8 @@ class VllmKeyring:
             self._current = self._make()
 
     def _make(self) -> KeyMaker:
-        return key_maker(self._settings.namespace, self._facts())
+        shared = replicas(self._config, self._cache)
+        return key_maker(self._settings.namespace, self._facts(), shared)
 
     def _facts(self) -> Facts:
         model, parallel = self._config.model_config, self._config.parallel_config

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from moonstep.config import SettingError
 from moonstep.engines.vllm.facts import Unsupported
+from moonstep.stores.base import StoreUnwell
 
 
 def join_vllm_logging() -> None:
@@ -30,6 +31,6 @@ def said_once(logger: logging.Logger) -> Iterator[None]:
     """Log a refusal as one line of its own before vLLM wraps it in a hundred."""
     try:
         yield
-    except (SettingError, Unsupported) as error:
+    except (SettingError, Unsupported, StoreUnwell) as error:
         logger.error("%s", error)
         raise

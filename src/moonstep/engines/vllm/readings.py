@@ -94,7 +94,7 @@ class Readings:
             "dropped_objects": {"queue_full": pushes.dropped_full, "evicted": pushes.dropped_gone},
             "abandoned_jobs": {"push": pushes.abandoned_jobs, "fetch": fetches.abandoned_jobs},
             "store_errors": {
-                "look": store.lookups.stats_of("contains").unwell,
+                "look": store.failed_looks,
                 "push": sum(calls.unwell for calls in puts),
                 "fetch": sum(calls.unwell for calls in gets),
             },

@@ -13,11 +13,11 @@ from moonstep.keys import checked_namespace
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.pace import PrefillPace
 from moonstep.scheduler.tier import StoreTier
-from moonstep.stores.asking import LookupThread
+from moonstep.stores.asking import LookupThread, NoLooks
 from moonstep.stores.base import Store, StoreUnwell
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.measured import MeasuredStore
-from moonstep.stores.urls import StoreUrl, open_store, resolve
+from moonstep.stores.urls import StoreUrl, Use, open_store, resolve
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,8 +31,6 @@ class SchedulerStore:
 
     tier: StoreTier
     """Once it has been made."""
-    lookups: MeasuredStore
-    """The store that looks go to."""
 
     def __init__(
         self,
@@ -44,9 +42,17 @@ class SchedulerStore:
         self._settings = settings
         self._facts = facts
         self._keyring = VllmKeyring(settings, config, kv_cache_config)
-        self.lookups = MeasuredStore(_open(settings))
-        self._lookup = LookupThread(self.lookups)
-        self._lookup.start()
+        self._lookup: LookupThread | NoLooks = NoLooks()
+        self._looked_into: MeasuredStore | None = None
+        if settings.fetches:
+            self._looked_into = MeasuredStore(_open(settings, Use.LOOK_UP))
+            self._lookup = LookupThread(self._looked_into)
+            self._lookup.start()
+
+    @property
+    def failed_looks(self) -> int:
+        """Looks that the store was too unwell to answer."""
+        return self._looked_into.stats_of("contains").unwell if self._looked_into else 0
 
     def make_tier(self, index: HostIndex) -> StoreTier:
         """The tier over ``index``. Once."""
@@ -74,7 +80,7 @@ def worker_store(settings: Settings) -> Store | None:
     Raises:
         SettingError: when it cannot be opened.
     """
-    return CheckedStore(_open(settings)) if settings.store else None
+    return CheckedStore(_open(settings, Use.SERVE)) if settings.store else None
 
 
 def check_settings(extra: Mapping[str, Any] | None) -> None:
@@ -88,13 +94,13 @@ def check_settings(extra: Mapping[str, Any] | None) -> None:
         checked_namespace(settings.namespace)
         resolve(settings.store)
         if StoreUrl.parse(settings.store).scheme == "dir":
-            _open(settings).close()
+            _open(settings, Use.SERVE).close()
 
 
-def _open(settings: Settings) -> Store:
+def _open(settings: Settings, use: Use) -> Store:
     if settings.store is None:
         raise SettingError("store", None, "name a store")
     try:
-        return open_store(settings.store)
+        return open_store(settings.store, use)
     except StoreUnwell as error:
         raise SettingError("store", settings.store, f"it does not open: {error}") from error
