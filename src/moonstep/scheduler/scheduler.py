@@ -104,7 +104,7 @@ class MooncakeStoreScheduler:
         self._sparse.mode = self._mode
 
     def bind_cache_manager(self, manager: CacheManager) -> None:
-        """As ``bind_block_pool``; and tables vouch for window blocks that the pool does not name."""
+        """As ``bind_block_pool``; tables vouch for window blocks that the pool has no name for."""
         self.bind_block_pool(manager.block_pool)
         self._sparse.bind(manager)
 
