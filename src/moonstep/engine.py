@@ -17,7 +17,6 @@ class Request(Protocol):
 
     request_id: str
     num_computed_tokens: int
-    num_prompt_tokens: int
     num_preemptions: int
     block_hashes: Sequence[BlockHash]
     kv_transfer_params: Mapping[str, Any] | None

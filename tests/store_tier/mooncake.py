@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from moonstep.audit.engine import Engine
-from moonstep.audit.engineconfig import ConnectorChoice, block_bytes
+from moonstep.audit.engineconfig import ConnectorChoice
+from moonstep.audit.groupsets import block_bytes
 from moonstep.audit.history import Arrive
 from moonstep.audit.shape import Shape
 from moonstep.bench.mooncake_pool import opened

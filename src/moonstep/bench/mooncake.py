@@ -27,8 +27,8 @@ from moonstep.bench.mooncake_pool import open_pool, opened, own_master, url_of
 from moonstep.bench.store import DEMANDED_FROM_BYTES, SHAPES, Measured, Shape, summary
 from moonstep.groups import Group, GroupKind
 from moonstep.keys import Key, KeyMaker
-from moonstep.scheduler.fetches import keys_asked
-from moonstep.scheduler.objects import object_shape, objects_of
+from moonstep.scheduler.arrivals import keys_asked
+from moonstep.scheduler.objects import all_of, object_shape, objects_of
 from moonstep.stores.base import Get, Put, Store, Transfer
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.mooncake import package
@@ -189,12 +189,12 @@ def look(url: str, looks: int, tokens: int = LOOKUP_TOKENS) -> Looked:
     filler, seeker = opened(url, Use.SERVE), opened(url, Use.LOOK_UP)
     asking_s, answer_s = [], []
     try:
-        keys = keys_asked(MAKER, 1, 0, objects_of(shape, names, 0, len(names)))
+        keys = keys_asked(MAKER, 1, all_of(shape, objects_of(shape, names, 0, len(names))))
         payload = memoryview(bytes(64))
         assert filler.put([Transfer(key, (payload,)) for key in keys]) == [Put.STORED] * len(keys)
         for _ in range(looks):
             start_s = time.perf_counter()
-            keys = keys_asked(MAKER, 1, 0, objects_of(shape, names, 0, len(names)))
+            keys = keys_asked(MAKER, 1, all_of(shape, objects_of(shape, names, 0, len(names))))
             asked_s = time.perf_counter()
             assert all(seeker.contains(keys))
             answer_s.append(time.perf_counter() - asked_s)
