@@ -7,6 +7,7 @@ half-way, and in the end more requests run at once than there is memory for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.e2e.tiny_child import TinyPlan
 pytestmark = pytest.mark.engine
 
 HOST = {"host_cache": "64MiB"}
+TIE = 0.5
+"""Log probabilities no further apart than this may change places."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
@@ -40,6 +43,7 @@ def plan_for(model: TinyModel, folder: Path, settings: dict[str, Any] | None) ->
         fillers=6,
         storm_prompt_tokens=model.storm_tokens[0],
         storm_answer_tokens=model.storm_tokens[1],
+        ranks=None if model.dtype == "float32" else 8,
     )
 
 
@@ -63,10 +67,29 @@ def cached_tokens(told: dict[str, Any], chapter: str) -> int:
     return int(answer["cached_tokens"])
 
 
+def assert_ties(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+    """Where two answers part, both tokens were as good as equally probable.
+
+    In bfloat16 numbers differ with the shape of the batch, and requests that are preempted together
+    come back together in one engine and not in the other.
+    """
+    gaps = []
+    for one, other in zip(plain, ours, strict=True):
+        pairs = enumerate(zip(one["tokens"], other["tokens"], strict=True))
+        place = next((at for at, (this, that) in pairs if this != that), None)
+        if place is not None:
+            ranked = one["ranked"][place]
+            this, that = str(one["tokens"][place]), str(other["tokens"][place])
+            gaps.append(ranked[this] - ranked.get(that, -math.inf))
+    assert max(gaps, default=0.0) <= TIE, f"{len(gaps)} of {len(plain)} answers part: {gaps}"
+
+
 def assert_same_story(model: TinyModel, plan: TinyPlan, tmp_path: Path) -> dict[str, Any]:
     """Tell the story without and with Moonstep; return what the second one told."""
     plain = told_by(replace(plan, settings=None), tmp_path / "plain.log")
     ours = told_by(plan, tmp_path / "moonstep.log")
+    if model.dtype != "float32":
+        assert_ties(plain["answers"].pop("storm"), ours["answers"].pop("storm"))
     assert tokens_of(ours) == tokens_of(plain)
     assert sorted(ours["groups"]) == sorted(model.kinds)
     assert set(ours["block_tokens"]) == {model.block_tokens}

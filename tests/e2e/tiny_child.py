@@ -22,6 +22,7 @@ class TinyPlan:
     """A story for one engine. ``settings`` are Moonstep's; ``None``: an engine without it.
 
     ``short``: only a prompt and its extension, for an engine that another one has gone before.
+    ``ranks``: say how probable so many tokens were at each place of an answer.
     ``spoiled_group``: zero what is restored of this group, to see that the answers show it.
     """
 
@@ -36,6 +37,7 @@ class TinyPlan:
     storm_requests: int = 8
     answer_tokens: int = 12
     short: bool = False
+    ranks: int | None = None
     spoiled_group: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -80,10 +82,14 @@ class TinyPlan:
 
 @dataclass
 class Answer:
-    """The tokens of one answer, and how many of its prompt's came from a cache."""
+    """The tokens of one answer, and how many of its prompt's came from a cache.
+
+    ``ranked`` are the log probabilities of the best tokens at each place, if they were asked for.
+    """
 
     tokens: list[int]
     cached_tokens: int
+    ranked: list[dict[int, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -179,6 +185,7 @@ class Storyteller:
         self._llm = LLM(**plan.engine_arguments())
         self._engine = self._llm.llm_engine
         self._with_moonstep = plan.settings is not None
+        self._ranks = plan.ranks
         self._last_id = 0
 
     @property
@@ -191,8 +198,11 @@ class Storyteller:
         answers: dict[str, Answer] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
+                (best,) = output.outputs
                 answers[output.request_id] = Answer(
-                    list(output.outputs[0].token_ids), output.num_cached_tokens or 0
+                    list(best.token_ids),
+                    output.num_cached_tokens or 0,
+                    [{t: p.logprob for t, p in each.items()} for each in best.logprobs or ()],
                 )
         return [answers[name] for name in names]
 
@@ -223,7 +233,11 @@ class Storyteller:
         self._last_id += 1
         name = f"tiny-{self._last_id}"
         params = SamplingParams(
-            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, detokenize=False
+            temperature=0.0,
+            max_tokens=answer_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=self._ranks,
         )
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
         return name

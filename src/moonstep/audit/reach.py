@@ -76,9 +76,12 @@ def highest(engine: Engine, computed_tokens: int, asked_tokens: int) -> int:
     """Where a prompt of which so many tokens were computed as a prompt can be gone on from.
 
     All but its last token at most. A state at the very end of a computed prompt exists only where
-    the engine keeps one: it stops its prefill at the boundary before.
+    the engine keeps one: it stops its prefill at the boundary before. With blocks of unequal size
+    that is a boundary of the smallest, which may be none of all groups.
     """
     memory = engine.ranks[0].memory
+    if any(memory.is_recurrent) and len(set(memory.block_tokens)) > 1:
+        return 0
     proofs = proof_groups(engine)
     interval = engine.shape.interval_tokens
     limit = asked_tokens - 1

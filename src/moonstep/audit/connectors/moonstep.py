@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from moonstep.audit.connectors import Kit
-from moonstep.audit.groupsets import block_bytes
+from moonstep.audit.groupsets import block_bytes, scheduler_block_tokens
 from moonstep.audit.inspector import Kept
 from moonstep.engines.vllm.facts import Unsupported
 from moonstep.stores import memory
@@ -51,6 +51,9 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
             "fetch_share": rng.choice((0.3, 1.0)),
             "max_busy_share": rng.choice((0.3, 1.0)),
         }
+    if shape.groups != "full":
+        unit = scheduler_block_tokens(shape)
+        facts["retention_interval"] = rng.choice((0, unit, 3 * unit, 8192))
     return facts
 
 

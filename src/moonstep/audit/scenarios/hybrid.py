@@ -45,9 +45,11 @@ def ask(stage: Stage, name: str, tokens: int, computed: int = 0, **facts: Any) -
 def round_trip(stage: Stage) -> None:
     """Prompts around block ends, sent again and extended once the engine has lost them.
 
-    With the same prompt the last token has to be computed, an extension needs none of it.
+    With the same prompt the last token has to be computed, an extension needs none of it. The very
+    first prompt is not asked for: in the first step no worker has said yet what it has room for.
     """
     unit = stage.engine.unit_tokens
+    stage.warm(unit, family=99)
     for extra in (0, 1, unit - 1):
         count = 3 * unit + extra
         stage.warm(count, family=extra + 1)
@@ -109,7 +111,7 @@ def drafts_across_boundaries(stage: Stage) -> None:
 
 
 def evicted_in_part(stage: Stage) -> None:
-    """More prompts than the connector can hold, of which each is asked for again."""
+    """Eight long prompts in turn, twice: each is lost before it comes again."""
     for turn in range(2):
         for family in range(8):
             stage.arrive(f"t{turn}f{family}", 96 + family, family=family, output=2)
@@ -141,6 +143,8 @@ def longer(place: int) -> Adapt:
         kinds = list(dict.fromkeys(shape.kinds))
         if len(kinds) <= max(place, 1):
             raise DoesNotApply("no such kind of group beside others")
+        if kinds[place] == "state":
+            raise DoesNotApply("vLLM goes wrong by itself where blocks of states are longer")
         return replace(
             shape,
             longer=kinds[place],
@@ -229,7 +233,7 @@ SCENARIOS = (
     Scenario("turns", "a chat whose answers are asked for again", turns),
     Scenario("come-and-go", "preempted and resumed beyond the window", come_and_go),
     Scenario("drafts-at-ends", "drafts around block ends", drafts_across_boundaries, draft_three),
-    Scenario("evicted-in-part", "more prompts than can be held", evicted_in_part),
+    Scenario("evicted-in-part", "long prompts in turn, each lost by the engine", evicted_in_part),
     Scenario(
         "copies-of-heads", "copied heads beside states of each rank", round_trip, one_head_two_ranks
     ),
