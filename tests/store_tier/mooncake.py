@@ -120,14 +120,15 @@ class MooncakeStage:
         maker = self.tier._keyring.current
         try:
             for name in list(registry._by_hash):
-                states = registry.states(name, self.engine.shape.block_tokens)
-                assert states is not None
-                right = rank.memory.block_bytes(0, states)
-                memory = bytearray(HEADER_BYTES + len(right))
+                named = registry.named(name)
+                assert named is not None
+                stop = named.end_tokens
+                states = named.sequence.states(stop - self.engine.shape.block_tokens, stop)
+                memory = bytearray(HEADER_BYTES + block_bytes(self.engine.shape))
                 item = Transfer(maker.key(0, 0, name), (memoryview(memory),))
                 if store.get([item]) == [Get.HIT]:
                     there += 1
-                    wrong += memory[HEADER_BYTES:] != right
+                    wrong += not rank.memory.holds(0, states, bytes(memory[HEADER_BYTES:]))
         finally:
             store.close()
         return there, wrong
