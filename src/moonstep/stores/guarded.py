@@ -155,10 +155,14 @@ class GuardedStore:
 
     def close(self) -> None:
         """Ends the thread, unless it is in a call, and closes the store: that may block."""
+        self.stop_asking()
+        self._inner.close()
+
+    def stop_asking(self) -> None:
+        """End the thread, after a probe under way. From now on all calls go through."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._inner.close()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

@@ -56,7 +56,8 @@ class TestStackedMooncakeStore(StoreContract):
     """As a worker stacks it."""
 
     @pytest.fixture
-    def store(self, mooncake: MooncakeStore) -> Store:
+    def store(self, mooncake: MooncakeStore) -> Iterator[Store]:
         guarded = GuardedStore(mooncake, "the store under test")
         assert guarded.wait_well(20) is None
-        return CheckedStore(MeasuredStore(guarded))
+        yield CheckedStore(MeasuredStore(guarded))
+        guarded.stop_asking()

@@ -20,10 +20,26 @@ class Placed:
 
     @classmethod
     def of(cls, item: Transfer) -> Placed:
-        """The pieces of a transfer that have bytes; holds no view of them."""
-        spans = [span for span in item.spans if span.nbytes]
-        sizes = [span.nbytes for span in spans]
-        return cls(item.key, list(map(address_of, spans)), sizes)
+        """The pieces of a transfer that have bytes; holds no view of them.
+
+        Spans that lie one behind the other, as neighbouring slots do, are one piece: over TCP each
+        piece costs a message.
+        """
+        addresses: list[int] = []
+        sizes: list[int] = []
+        behind = 0
+        for span in item.spans:
+            nbytes = span.nbytes
+            if not nbytes:
+                continue
+            address = address_of(span)
+            if address == behind:
+                sizes[-1] += nbytes
+            else:
+                addresses.append(address)
+                sizes.append(nbytes)
+            behind = address + nbytes
+        return cls(item.key, addresses, sizes)
 
     @property
     def nbytes(self) -> int:
