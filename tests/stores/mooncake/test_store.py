@@ -21,6 +21,7 @@ from moonstep.stores.guarded import GuardedStore
 from moonstep.stores.health import State
 from moonstep.stores.mooncake import MooncakeStore, package, process
 from moonstep.stores.mooncake.options import MooncakeOptions, SoftPin
+from moonstep.stores.mooncake.store import REFUSED_S
 from moonstep.stores.testing import fetch, incoming, key, outgoing, payload
 from moonstep.stores.urls import Use, open_store
 from moonstep.wire import Job, JobEnd, JobKind, StoredObject
@@ -362,6 +363,22 @@ def test_an_operator_is_told_at_once_that_no_master_is_there(own_master: Master)
 def test_a_setting_that_does_not_fit_the_machine_ends_the_start(master: Master) -> None:
     with pytest.raises(SettingError, match="Mooncake does not set up a client"):
         open_store(master.url(segment="64MiB", protocol="rdma", device="no_such_device"))
+
+
+def test_a_client_that_was_refused_is_not_asked_for_all_the_time(master: Master) -> None:
+    """Each try may take Mooncake seconds, in which the whole process stands still."""
+    tries, now_s = list[int](), 100.0
+    module = answering([])
+    handle = module.MooncakeDistributedStore()
+    handle.setup = lambda *_, **__: tries.append(1) or -600
+    store = MooncakeStore(MooncakeOptions(master.plan.address), module, lambda: now_s)
+    for _ in range(3):
+        with pytest.raises(StoreUnwell, match="INVALID_PARAMS"):
+            store.probe()
+    assert len(tries) == 1
+    now_s += REFUSED_S
+    handle.setup = lambda *_, **__: 0
+    store.probe()
 
 
 def test_after_a_restart_of_the_master_puts_and_gets_go_on(own_master: Master) -> None:

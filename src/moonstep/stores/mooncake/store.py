@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
 """How long opening waits for the first answer; mapping a large segment may take longer."""
+
+REFUSED_S: Final = 60.0
+"""After Mooncake refused to make a client it is not asked again for so long: a try may take it
+seconds, with the GIL held."""
 
 Answer = TypeVar("Answer", Put, Get)
 
@@ -70,9 +75,17 @@ class MooncakeStore:
     the checks around every object find that out.
     """
 
-    def __init__(self, options: MooncakeOptions, module: ModuleType) -> None:
+    def __init__(
+        self,
+        options: MooncakeOptions,
+        module: ModuleType,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = options
         self._module = module
+        self._clock = clock
+        self._refusal: SetUpRefused | None = None
+        self._set_up_again_s = 0.0
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._regions: list[memoryview] = []
@@ -164,7 +177,14 @@ class MooncakeStore:
         return [self._got(each, got, sizes) for each, got in pairs]
 
     def _connected(self) -> Client:
-        client = Client.connect(self._module, self._options)
+        if self._refusal is not None and self._clock() < self._set_up_again_s:
+            raise SetUpRefused(str(self._refusal))
+        try:
+            client = Client.connect(self._module, self._options)
+        except SetUpRefused as refusal:
+            self._refusal = refusal
+            self._set_up_again_s = self._clock() + REFUSED_S
+            raise
         try:
             for region in self._regions:
                 client.register(region)
