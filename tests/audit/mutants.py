@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from moonstep.scheduler import lookup, scheduler
+from moonstep.scheduler import scheduler
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fetches import FetchPlanner
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
 from moonstep.scheduler.lives import Lives
 from moonstep.scheduler.loads import LoadQueue, Restore
+from moonstep.scheduler.lookup import JointLookup
 from moonstep.scheduler.scheduler import MooncakeStoreScheduler
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tier import StoreTier
@@ -323,10 +325,15 @@ def slot_counts_differ() -> Iterator[None]:
 def last_token_promised() -> Iterator[None]:
     """A prompt that ends with a block is promised whole."""
 
-    def boundary(num_tokens: int, block_tokens: int) -> int:
-        return num_tokens // block_tokens * block_tokens
+    hit_tokens = JointLookup.hit_tokens
 
-    with patch.object(lookup, "last_boundary_tokens", boundary):
+    def one_token_more(self: JointLookup, index: HostIndex, request: Any, local: int) -> int:
+        longer: Any = SimpleNamespace(
+            num_tokens=request.num_tokens + 1, block_hashes=request.block_hashes
+        )
+        return hit_tokens(self, index, longer, local)
+
+    with patch.object(JointLookup, "hit_tokens", one_token_more):
         yield
 
 

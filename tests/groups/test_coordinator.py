@@ -1,5 +1,8 @@
 """The joint hit against vLLM's own search, over the same presence in a real block pool.
 
+Both the rule over all that is present and the scheduler half's lookup in its index, which asks for
+less, are compared.
+
 Without drafts both find the same, always. With drafts three differences are deliberate; each is
 named here, shown once by hand, and the only ones that random cases may show:
 
@@ -21,6 +24,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +38,10 @@ from moonstep.groups import (
     joint_hit_tokens,
     resumable,
 )
+from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.lookup import JointLookup
+from moonstep.scheduler.policies import LruPolicy
 from tests.groups.coordinator import EngineSearch, Present
 
 UNIT = 4
@@ -40,6 +49,7 @@ MOST_UNITS = 24
 HASHES = [number.to_bytes(32, "big") for number in range(MOST_UNITS)]
 GROUP_SETS = 440
 CASES_A_SET = 50
+LOOKUPS_ONE_IN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,23 @@ class Case:
     def hit_tokens(self) -> int:
         return joint_hit_tokens(self.presences(), self.limit_tokens, self.align_tokens)
 
+    def lookup_tokens(self) -> int:
+        """What the scheduler half promises with ``present`` in its index."""
+        index = HostIndex(len(self.groups), LruPolicy())
+        index.resize(len(self.groups) * MOST_UNITS)
+        for each in self.present:
+            columns = Columns(each.group.index)
+            for depth, end in enumerate(sorted(each.ends)):
+                columns.add(1, depth, HASHES[end - 1], end)
+            if columns:
+                placed = index.plan(columns)
+                assert placed is not None
+                index.acknowledge(placed)
+        asking: Any = SimpleNamespace(
+            num_tokens=self.num_tokens, block_hashes=HASHES[: self.num_tokens // UNIT]
+        )
+        return JointLookup(self.groups, self.align_tokens).hit_tokens(index, asking, 0)
+
     def engine_tokens(self, engine: EngineSearch) -> int:
         hashes = HASHES[: self.num_tokens // UNIT]
         return engine.hit_tokens(hashes, self.present, self.limit_tokens)
@@ -79,6 +106,8 @@ def test_the_joint_hit_is_the_engines() -> None:
             case = _case(rng, groups)
             hit = case.hit_tokens()
             assert hit == case.engine_tokens(engine), case
+            if cases % LOOKUPS_ONE_IN == 0:
+                assert hit == case.lookup_tokens(), case
             cases += 1
             hits += hit > 0
     assert cases >= 20_000
@@ -95,6 +124,8 @@ def test_with_drafts_it_differs_only_where_it_is_meant_to() -> None:
             case = _case(rng, groups)
             found, theirs = case.hit_tokens(), case.engine_tokens(engine)
             assert found == theirs or _is_meant(case, found, theirs), (case, found, theirs)
+            if cases % LOOKUPS_ONE_IN == 0:
+                assert found == case.lookup_tokens(), case
             cases += 1
             same += found == theirs
     assert same > 0.9 * cases
