@@ -12,7 +12,9 @@ from moonstep.bench.starts import Outcome, Start, as_table
 from moonstep.cli.bench import app
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_head.jsonl.xz"
-COMMANDS = ("schedule", "copy", "replay", "multiturn", "engine", "gap", "peers", "store")
+COMMANDS = (
+    "schedule", "copy", "memory", "replay", "multiturn", "engine", "gap", "peers", "store",
+)  # fmt: skip
 
 runner = CliRunner()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -106,6 +107,37 @@ def copy(
 
     with _ends_cleanly(Console()):
         measure(repeats, json_path)
+
+
+@app.command(
+    epilog="Examples:\n\n  moonstep bench memory\n\n"
+    "  moonstep bench memory --prompt-tokens 8192 --interval 2048 --json out/memory.json"
+)
+def memory(
+    prompt_tokens: Annotated[int, typer.Option(min=1_024, help="Length of the prompt.")] = 32_768,
+    window: Annotated[int, typer.Option(min=2, help="Tokens of a sliding window.")] = 1_024,
+    windows: Annotated[int, typer.Option(min=1, help="Windows to one full attention.")] = 5,
+    interval: Annotated[int, typer.Option(min=0, help="Setting retention_interval.")] = 8_192,
+    json_path: JsonOption = None,
+) -> None:
+    """Host memory that a long prompt takes where most layers look through a window."""
+    from moonstep.audit.quiet import hush
+    from moonstep.bench.machine import machine_facts
+    from moonstep.bench.memory import MemoryCase, measure
+    from moonstep.bench.memory_report import as_tables
+    from moonstep.bench.outcome import write_json
+
+    hush()
+    console = Console()
+    case = MemoryCase(prompt_tokens, windows, window, interval)
+    case = replace(case, diverging=tuple(t for t in case.diverging if t < prompt_tokens))
+    with _ends_cleanly(console), _progress(console) as progress:
+        progress.add_task("counting", total=None)
+        figures = measure(case)
+    for table in as_tables(figures):
+        console.print(table)
+    if json_path is not None:
+        write_json(json_path, machine_facts(), {"figures": figures, "share": figures.share})
 
 
 @app.command(
