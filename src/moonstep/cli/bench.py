@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn
 
-from moonstep.demo.process import EngineFailed
+from moonstep.cli import bench_traces
+from moonstep.cli.benching import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    ThreadsOption,
+    ends_cleanly,
+    progress_bars,
+)
 
 app = typer.Typer(
     help="Measure Moonstep: what a step costs, what a copy takes, what is saved.",
     no_args_is_help=True,
 )
-
-ModelOption = Annotated[Path, typer.Option(help="Folder of the model (the set-up makes it).")]
-ThreadsOption = Annotated[
-    int, typer.Option(min=0, help="CPUs each engine computes on (fewer on a busy machine); 0: all.")
-]
-OutOption = Annotated[Path, typer.Option(help="Folder for the engines' logs.")]
-DEFAULT_MODEL = Path(".cache/models/smollm2-135m")
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write this file.")]
-
-
-@contextmanager
-def _ends_cleanly(console: Console) -> Iterator[None]:
-    """Ctrl-C and a plain kill leave through every ``with`` block, and say so in one line."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print("moonstep: interrupted.")
-        raise typer.Exit(130) from None
-    except (EngineFailed, ValueError) as error:
-        if not str(error).startswith(("moonstep:", "the engine")):
-            raise
-        console.print(str(error), markup=False)
-        raise typer.Exit(1) from None
-
-
-def _progress(console: Console, *extra: BarColumn | MofNCompleteColumn) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), *extra, TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+app.command(epilog=bench_traces.REPLAY_EXAMPLES)(bench_traces.replay)
+app.command(epilog=bench_traces.RETENTION_EXAMPLES)(bench_traces.retention)
 
 
 @app.command(
@@ -86,7 +58,7 @@ def schedule(
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: known are {', '.join(PARTS)}")
     machine = machine_facts()
     found = []
-    with _ends_cleanly(console), _progress(console) as progress:
+    with ends_cleanly(console), progress_bars(console) as progress:
         task = progress.add_task("building the first case", total=None)
         for case in cases(parts, rounds=rounds, stock=stock):
             found.append(case)
@@ -105,7 +77,7 @@ def copy(
     """Capture and restore against memcpy: seven block shapes, 1 to 256 scattered blocks."""
     from moonstep.bench.copy import copy as measure
 
-    with _ends_cleanly(Console()):
+    with ends_cleanly(Console()):
         measure(repeats, json_path)
 
 
@@ -131,7 +103,7 @@ def memory(
     console = Console()
     case = MemoryCase(prompt_tokens, windows, window, interval)
     case = replace(case, diverging=tuple(t for t in case.diverging if t < prompt_tokens))
-    with _ends_cleanly(console), _progress(console) as progress:
+    with ends_cleanly(console), progress_bars(console) as progress:
         progress.add_task("counting", total=None)
         figures = measure(case)
     for table in as_tables(figures):
@@ -164,108 +136,15 @@ def store(
     if which == "dir":
         from moonstep.bench.store import store as measure
 
-        with _ends_cleanly(Console()):
+        with ends_cleanly(Console()):
             measure(repeats, folder, json_path)
         return
     if folder is not None or not (which == "mooncake" or which.startswith("mooncake://")):
         raise typer.BadParameter("--store is dir, mooncake or mooncake://...; --folder is for dir")
     from moonstep.bench.mooncake import mooncake
 
-    with _ends_cleanly(Console()):
+    with ends_cleanly(Console()):
         mooncake(repeats, None if which == "mooncake" else which, json_path)
-
-
-@app.command(
-    epilog="Examples:\n\n  moonstep bench replay --trace mooncake_conversation.jsonl.xz\n\n"
-    "  moonstep bench replay --trace T.jsonl.xz --sizes 3000+12000 --token-bytes 131072"
-)
-def replay(
-    trace: Annotated[Path, typer.Option(help="A trace: JSON lines, .xz or plain.", exists=True)],
-    sizes: Annotated[
-        list[str] | None,
-        typer.Option(help="Blocks of the engine + of the host cache; several times if wanted."),
-    ] = None,
-    capture: Annotated[str, typer.Option(help="lazy, eager or both.")] = "both",
-    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prefill step.")] = 8192,
-    token_bytes: Annotated[
-        int, typer.Option(min=0, help="KV bytes of a token, for the byte budgets; 0: no budgets.")
-    ] = 0,
-    limit: Annotated[int | None, typer.Option(min=2, help="Only the first requests.")] = None,
-    json_path: JsonOption = None,
-) -> None:
-    """Hit rates of a request trace: Moonstep's own index behind a model of the engine's cache."""
-    from moonstep.bench.machine import machine_facts
-    from moonstep.bench.outcome import write_json
-    from moonstep.config import CaptureMode
-    from moonstep.replay.report import as_table, outcome, parse_sizes
-    from moonstep.replay.run import ReplayPlan
-    from moonstep.replay.traces import TraceError, read_trace
-
-    console = Console()
-    try:
-        pairs = [parse_sizes(text) for text in sizes or ("3000+3000", "10000+10000")]
-        modes = list(CaptureMode) if capture == "both" else [CaptureMode(capture)]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    machine = machine_facts()
-    plans = [
-        ReplayPlan(engine, host, mode, step_tokens, token_bytes)
-        for engine, host in pairs
-        for mode in modes
-    ]
-    found = []
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
-        task = progress.add_task(f"reading {trace.name}", total=None)
-        try:
-            read = read_trace(trace, limit)
-        except TraceError as error:
-            console.print(str(error), markup=False)
-            raise typer.Exit(2) from None
-        for plan in plans:
-            what = f"{plan.engine_blocks:,} + {plan.host_blocks:,}, {plan.capture.value}"
-            progress.update(task, description=what, total=len(read.requests))
-            found.append(outcome(read, plan, lambda done: progress.update(task, completed=done)))
-    console.print(as_table(trace.name, read, found))
-    console.print(str(machine), highlight=False)
-    if json_path is not None:
-        write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
-
-
-@app.command(
-    epilog="Examples:\n\n  moonstep bench retention --trace mooncake_conversation.jsonl.xz\n\n"
-    "  moonstep bench retention --trace T.jsonl.xz --blocks 5000 --limit 2000"
-)
-def retention(
-    trace: Annotated[Path, typer.Option(help="A trace: JSON lines, .xz or plain.", exists=True)],
-    blocks: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Memory in blocks kept whole; several times if wanted."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=2, help="Only the first requests.")] = None,
-    json_path: JsonOption = None,
-) -> None:
-    """Hit rates of a request trace by setting retention_interval, for windows and for states."""
-    from moonstep.bench.machine import machine_facts
-    from moonstep.bench.outcome import write_json
-    from moonstep.replay.retention_report import as_table, plans, run
-    from moonstep.replay.traces import TraceError, read_trace
-
-    console = Console()
-    machine = machine_facts()
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
-        task = progress.add_task(f"reading {trace.name}", total=None)
-        try:
-            read = read_trace(trace, limit)
-        except TraceError as error:
-            console.print(str(error), markup=False)
-            raise typer.Exit(2) from None
-        planned = plans(read.block_tokens, blocks or [10_000, 30_000])
-        progress.update(task, description="replays", total=len(planned))
-        found = [run(read, plan, lambda: progress.advance(task)) for plan in planned]
-    console.print(as_table(trace.name, read, found))
-    console.print(str(machine), highlight=False)
-    if json_path is not None:
-        write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
 
 
 @app.command(
@@ -295,7 +174,10 @@ def multiturn(
 
     console = Console()
     machine = machine_facts()
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+    with (
+        ends_cleanly(console),
+        progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
+    ):
         cpus = usable_cpus()[: threads or None]
         token_bytes = model_token_bytes(model, dtype_bytes=4)
         plans = rows(str(model), cpus, token_bytes, seed, conversations, turns)
@@ -334,7 +216,10 @@ def peers(
 
     console = Console()
     machine = machine_facts()
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+    with (
+        ends_cleanly(console),
+        progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
+    ):
         model_token_bytes(model, dtype_bytes=4)  # refuses a folder without a model
         cpus = usable_cpus()[: threads or None]
         found = run_peers(model, cpus, starts, chunk_tokens, out, progress)
@@ -373,7 +258,10 @@ def engine(
 
     console = Console()
     machine = machine_facts()
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+    with (
+        ends_cleanly(console),
+        progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
+    ):
         cpus = usable_cpus()[: threads or None]
         model_token_bytes(model, dtype_bytes=4)  # says in one line when there is no model
         found = run_starts(model, cpus, starts, out, progress)
@@ -413,7 +301,10 @@ def gap(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     machine = machine_facts()
-    with _ends_cleanly(console), _progress(console, BarColumn(), MofNCompleteColumn()) as progress:
+    with (
+        ends_cleanly(console),
+        progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
+    ):
         cpus = usable_cpus()[: threads or None]
         token_bytes = model_token_bytes(model, dtype_bytes=4)
         chosen = plan(str(model), cpus, token_bytes, restore_bytes, restores)
