@@ -27,7 +27,9 @@ def first_seed_with_a_finding(mutant: str) -> int | None:
     first = FIRST_SEED.get(mutant, 0)
     with mutants.MUTANTS[mutant]():
         for seed in range(first, first + HISTORIES):
-            if driver.run_seed(seed, MOONSTEP, limits=LIMITS).finding is not None:
+            finding = driver.run_seed(seed, MOONSTEP, limits=LIMITS).finding
+            if finding is not None:
+                assert "AttributeError" not in str(finding), "the mutant is out of date"
                 return seed
     return None
 
