@@ -153,7 +153,9 @@ def open_mooncake_stage(url: str, shape: Shape = SHAPE, **settings: Any) -> Iter
         engine = Engine(shape, ConnectorChoice("MoonstepConnector", facts))
         try:
             engine.empty_step()
-            yield MooncakeStage(engine, url)
+            stage = MooncakeStage(engine, url)
+            yield stage
+            stage.until(lambda: stage.tier.is_idle)  # a client that reconnects takes its time
             engine.drain()
         finally:
             start_s = time.monotonic()
