@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moonstep.config import SettingError
+from moonstep.keys import KeyMaker
 from moonstep.stores.base import Get, Put, Store, StoreUnwell, Transfer
 from moonstep.stores.checked import CheckedStore
 from moonstep.stores.guarded import GuardedStore
@@ -170,8 +171,7 @@ def test_a_worker_registers_its_arena_and_each_thread_its_headers(
 
 
 def job(number: int, kind: JobKind, each: StoredObject) -> Job:
-    keys = SimpleNamespace(key=lambda group, rank, name: key(group, "arena"))
-    return Job(number, kind, "request", keys, (each,))  # type: ignore[arg-type]
+    return Job(number, kind, "request", KeyMaker("arena", "00ff"), (each,))
 
 
 class RecordingPackage:
