@@ -11,7 +11,8 @@ from tests.e2e.servers import Server
 from tests.e2e.test_store import PROMPT_OBJECTS, PROMPT_TOKENS, wait_for_objects
 from tests.e2e.tinymodel import story, tiny_llama
 
-pytestmark = pytest.mark.engine
+# In full: the smoke of each in `make test` goes over Mooncake (test_mooncake_fleet.py).
+pytestmark = [pytest.mark.engine, pytest.mark.drill]
 
 TWO_RANKS = ("--tensor-parallel-size", "2")
 PROMPTS = [story(name, PROMPT_TOKENS + 20) for name in range(1, 5)]

@@ -16,7 +16,8 @@ from tests.e2e.test_store import (
     wait_for_objects,
 )
 
-pytestmark = pytest.mark.engine
+# In full: the smoke of each in `make test` goes over Mooncake (test_mooncake_fleet.py).
+pytestmark = [pytest.mark.engine, pytest.mark.drill]
 
 
 def test_a_producer_prefills_for_a_consumer(model: Path, tmp_path: Path) -> None:
