@@ -25,7 +25,7 @@ $(READY): pyproject.toml scripts/setup.sh scripts/vllm-name/pyproject.toml
 $(MODEL)/config.json: | $(READY)
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
 
-demo: setup ## Show what Moonstep does on a real engine (under four minutes); writes out/demo.json
+demo: setup ## Show what Moonstep does on a real engine (four to six minutes); writes out/demo.json
 	@$(BIN)/moonstep demo
 
 test: setup ## Run the tests, as CI does
