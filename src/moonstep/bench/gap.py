@@ -23,6 +23,7 @@ from rich.table import Table
 from moonstep.bench.engines import run_engine
 from moonstep.demo.plan import DemoPlan
 
+_SPARE_BLOCKS: Final = 4
 CHILD: Final = "moonstep.bench.gap_child"
 WINDOW_TOKENS: Final = 24
 MOST: Final = 1.5
@@ -108,7 +109,8 @@ def plan(
     """
     engine = DemoPlan(model, with_moonstep=True, cpus=cpus)
     block_tokens = engine.block_tokens
-    blocks = -(-restore_bytes // (block_tokens * token_bytes))
+    # The engine may still hold the first few blocks of a prompt that comes back.
+    blocks = -(-restore_bytes // (block_tokens * token_bytes)) + _SPARE_BLOCKS
     decoded_tokens = block_tokens + 2 * WINDOW_TOKENS * restores + 1
     decoding_blocks = -(-decoded_tokens // block_tokens)
     return GapPlan(
