@@ -6,9 +6,7 @@ import contextlib
 import errno
 import logging
 import os
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +19,7 @@ from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, Read, par
 from moonstep.stores.directory.recency import Recency, Use, used_ns
 from moonstep.stores.directory.space import Space
 from moonstep.stores.directory.tree import Tree, disk_bytes
+from moonstep.stores.tally import Tally
 from moonstep.stores.urls import Opener, StoreUrl
 
 logger = logging.getLogger(__name__)
@@ -29,24 +28,12 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ATTEMPTS: Final = 3
 
 
-class Errors:
+class Errors(Tally):
     """What the file system refused, counted by verb and reason; each kind is logged once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def counts(self) -> dict[str, int]:
-        """Such as ``{"put ENOSPC": 3}``."""
-        with self._lock:
-            return dict(self._counts)
 
     def write(self, verb: str, error: OSError) -> None:
         kind = f"{verb} {errno.errorcode.get(error.errno or 0, 'unknown')}"
-        with self._lock:
-            self._counts[kind] += 1
-            is_first = self._counts[kind] == 1
-        if is_first:
+        if self.is_first(kind):
             logger.warning("directory store: %s (logged once, then counted): %s", kind, error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 
@@ -44,6 +45,15 @@ class Placed:
     @property
     def nbytes(self) -> int:
         return sum(self.sizes)
+
+
+def columns(placed: Sequence[Placed]) -> tuple[list[Key], list[list[int]], list[list[int]]]:
+    """Keys, addresses and sizes of a batch, as Mooncake's ``batch_*_multi_buffers`` take them."""
+    return (
+        [each.key for each in placed],
+        [each.addresses for each in placed],
+        [each.sizes for each in placed],
+    )
 
 
 def address_of(view: memoryview) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -13,11 +12,12 @@ from typing import Any, Final, TypeVar
 from moonstep.stores.base import Get, Key, Put, Store, StoreUnwell, Transfer
 from moonstep.stores.guarded import GuardedStore
 from moonstep.stores.mooncake import package
-from moonstep.stores.mooncake.address import Placed
+from moonstep.stores.mooncake.address import Placed, columns
 from moonstep.stores.mooncake.client import ANSWER_S, Client, SetUpRefused
 from moonstep.stores.mooncake.codes import Code, Meaning, code
 from moonstep.stores.mooncake.master import answers
 from moonstep.stores.mooncake.options import OWN_SEGMENT, MooncakeOptions, SoftPin
+from moonstep.stores.tally import Tally
 from moonstep.stores.urls import Opener, StoreUrl, Use
 
 logger = logging.getLogger(__name__)
@@ -42,24 +42,12 @@ _GET: Final = {
 }
 
 
-class Errors:
+class Errors(Tally):
     """Return codes that were failures, counted by verb and name; each kind is logged once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def counts(self) -> dict[str, int]:
-        """Such as ``{"put TRANSFER_FAIL": 3}``."""
-        with self._lock:
-            return dict(self._counts)
 
     def write(self, verb: str, found: Code) -> None:
         kind = f"{verb} {found.name}"
-        with self._lock:
-            self._counts[kind] += 1
-            is_first = self._counts[kind] == 1
-        if is_first and found.meaning is Meaning.FAILED:
+        if self.is_first(kind) and found.meaning is Meaning.FAILED:
             logger.warning("Mooncake store: %s (%d; logged once, then counted)", kind, found.number)
 
 
@@ -165,11 +153,7 @@ class MooncakeStore:
         numbers = self._run(
             "get",
             placed,
-            lambda handle: handle.batch_get_into_multi_buffers(
-                [each.key for each in placed],
-                [each.addresses for each in placed],
-                [each.sizes for each in placed],
-            ),
+            lambda handle: handle.batch_get_into_multi_buffers(*columns(placed)),
         )
         pairs = list(zip(placed, map(code, numbers), strict=True))
         # A size that differs shows as one of several failures: ask what it is.
@@ -213,9 +197,7 @@ class MooncakeStore:
             "put",
             placed,
             lambda handle: handle.batch_put_from_multi_buffers(
-                [each.key for each in placed],
-                [each.addresses for each in placed],
-                [each.sizes for each in placed],
+                *columns(placed),
                 self._replication(handle, is_pinned),
             ),
         )
