@@ -10,8 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -200,18 +199,14 @@ def _start_pool(folder: StateFolder, record: Record, pool_bytes: int) -> subproc
         )
 
 
-def _wait_for_pool(
-    pool: subprocess.Popen[bytes],
-    record: Record,
-    log: Path,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    deadline = clock() + POOL_READY_S
-    while clock() < deadline:
-        if pool.poll() is not None:
-            raise MasterFailed(f"the pool ended with {pool.returncode}: {process.last_line(log)}")
-        with contextlib.suppress(StoreUnwell):
-            if read_status(record.metrics).capacity_bytes:
-                return
-        time.sleep(0.1)
-    raise MasterFailed(f"the pool was not ready within {POOL_READY_S:.0f} s; see {log}")
+def _wait_for_pool(pool: subprocess.Popen[bytes], record: Record, log: Path) -> None:
+    if not process.becomes(
+        lambda: _has_memory(record), pool, "the pool", log, POOL_READY_S, every_s=0.1
+    ):
+        raise MasterFailed(f"the pool was not ready within {POOL_READY_S:.0f} s; see {log}")
+
+
+def _has_memory(record: Record) -> bool:
+    with contextlib.suppress(StoreUnwell):
+        return read_status(record.metrics).capacity_bytes > 0
+    return False

@@ -146,20 +146,34 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_ready(
+def _wait_ready(process: subprocess.Popen[bytes], plan: MasterPlan, log: Path) -> None:
+    if not becomes(
+        lambda: answers(plan.address, 0.5), process, "the master", log, READY_S, every_s=0.02
+    ):
+        raise MasterFailed(f"the master did not answer within {READY_S:.0f} s: {last_line(log)}")
+
+
+def becomes(
+    is_ready: Callable[[], object],
     process: subprocess.Popen[bytes],
-    plan: MasterPlan,
+    who: str,
     log: Path,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    deadline = clock() + READY_S
-    while clock() < deadline:
+    within_s: float,
+    every_s: float,
+) -> bool:
+    """Wait until a process that was started is ready; False when it is not in time.
+
+    Raises:
+        MasterFailed: when it ends meanwhile, with its last words.
+    """
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise MasterFailed(f"the master ended with {process.returncode}: {last_line(log)}")
-        if answers(plan.address, 0.5):
-            return
-        time.sleep(0.02)
-    raise MasterFailed(f"the master did not answer within {READY_S:.0f} s: {last_line(log)}")
+            raise MasterFailed(f"{who} ended with {process.returncode}: {last_line(log)}")
+        if is_ready():
+            return True
+        time.sleep(every_s)
+    return False
 
 
 def last_line(log: Path) -> str:
