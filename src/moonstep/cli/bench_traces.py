@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn
 
 from moonstep.cli.benching import JsonOption, ends_cleanly, progress_bars
+
+if TYPE_CHECKING:
+    from moonstep.replay.traces import Trace
 
 REPLAY_EXAMPLES = (
     "Examples:\n\n  moonstep bench replay --trace mooncake_conversation.jsonl.xz\n\n"
@@ -41,7 +44,6 @@ def replay(
     from moonstep.config import CaptureMode
     from moonstep.replay.report import as_table, outcome, parse_sizes
     from moonstep.replay.run import ReplayPlan
-    from moonstep.replay.traces import TraceError, read_trace
 
     console = Console()
     try:
@@ -61,11 +63,7 @@ def replay(
         progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
     ):
         task = progress.add_task(f"reading {trace.name}", total=None)
-        try:
-            read = read_trace(trace, limit)
-        except TraceError as error:
-            console.print(str(error), markup=False)
-            raise typer.Exit(2) from None
+        read = _read(console, trace, limit)
         for plan in plans:
             what = f"{plan.engine_blocks:,} + {plan.host_blocks:,}, {plan.capture.value}"
             progress.update(task, description=what, total=len(read.requests))
@@ -89,7 +87,6 @@ def retention(
     from moonstep.bench.machine import machine_facts
     from moonstep.bench.outcome import write_json
     from moonstep.replay.retention_report import as_table, plans, run
-    from moonstep.replay.traces import TraceError, read_trace
 
     console = Console()
     machine = machine_facts()
@@ -98,11 +95,7 @@ def retention(
         progress_bars(console, BarColumn(), MofNCompleteColumn()) as progress,
     ):
         task = progress.add_task(f"reading {trace.name}", total=None)
-        try:
-            read = read_trace(trace, limit)
-        except TraceError as error:
-            console.print(str(error), markup=False)
-            raise typer.Exit(2) from None
+        read = _read(console, trace, limit)
         planned = plans(read.block_tokens, blocks or [10_000, 30_000])
         progress.update(task, description="replays", total=len(planned))
         found = [run(read, plan, lambda: progress.advance(task)) for plan in planned]
@@ -110,3 +103,14 @@ def retention(
     console.print(str(machine), highlight=False)
     if json_path is not None:
         write_json(json_path, machine, {"trace": trace.name, "outcomes": found})
+
+
+def _read(console: Console, trace: Path, limit: int | None) -> Trace:
+    """The trace; one that cannot be read ends the command with a line that says why."""
+    from moonstep.replay.traces import TraceError, read_trace
+
+    try:
+        return read_trace(trace, limit)
+    except TraceError as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(2) from None
