@@ -16,6 +16,8 @@ STEP_NS: Final = 1_000
 AHEAD_NS: Final = 2_000_000_000
 """How far ahead of its use a head is marked, so that not every push of its tail has to touch it
 again. Nothing against the hours after which objects are evicted."""
+NEVER_NS: Final = (1 << 63) - 1
+"""Later than every use."""
 MOST_KNOWN: Final = 1 << 15
 """Parents held in memory, some 300 bytes each; also the longest chain that is followed."""
 
@@ -30,6 +32,14 @@ class Use(NamedTuple):
     parent: Key | None
     used_ns: int
     before_ns: int | None = None
+
+
+class Heads(NamedTuple):
+    """What came before a batch's objects in their chains: the keys that were marked for it, and
+    the oldest mark that an object of these chains bears (none: ``NEVER_NS``)."""
+
+    raised: frozenset[Key]
+    oldest_ns: int
 
 
 class Recency:
@@ -61,17 +71,23 @@ class Recency:
             for use in uses:
                 self._parents[use.key] = use.parent
 
-    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> set[Key]:
-        """Mark all that comes before a batch's objects in their chains; the objects marked."""
+    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> Heads:
+        """Mark all that comes before a batch's objects in their chains."""
         within = {use.key for use in uses}
         raised: set[Key] = set()
+        oldest_ns = NEVER_NS
         for use in uses:
             if use.parent is not None and use.parent not in within:
-                raised.update(self._touch_upwards(use.parent, now_ns))
-        return raised
+                marked, mark_ns = self._touch_upwards(use.parent, now_ns)
+                raised.update(marked)
+                oldest_ns = min(oldest_ns, mark_ns)
+        return Heads(frozenset(raised), oldest_ns)
 
-    def _touch_upwards(self, key: Key | None, now_ns: int) -> Collection[Key]:
-        """Mark ``key`` and all before it, up to one that was marked ahead a moment ago."""
+    def _touch_upwards(self, key: Key | None, now_ns: int) -> tuple[Collection[Key], int]:
+        """Mark ``key`` and all before it, up to one that was marked ahead a moment ago.
+
+        Returns what was marked, and the mark of ``key``: nothing before it bears an older one.
+        """
         stale: dict[Key, None] = {}
         above_ns = 0
         while key is not None and key not in stale and len(stale) < MOST_KNOWN:
@@ -83,10 +99,12 @@ class Recency:
                 break
             stale[key] = None
             key = self._parent(key)
+        if not stale:
+            return (), above_ns or NEVER_NS
         above_ns = above_ns or now_ns + AHEAD_NS + (len(stale) + 1) * STEP_NS
         for index, each in enumerate(reversed(stale), start=1):
             self._raise(each, above_ns - index * STEP_NS)
-        return stale.keys()
+        return stale.keys(), above_ns - len(stale) * STEP_NS
 
     def _raise(self, key: Key, used_ns: int, before_ns: int | None = None) -> None:
         try:

@@ -77,11 +77,13 @@ class DirectoryStore:
         uses = [
             Use(item.key, item.parent, used_ns(now_ns, index)) for index, item in enumerate(items)
         ]
-        self._recency.touch_heads(uses, now_ns)
-        protected_from_ns = used_ns(now_ns, len(items))
-        return [
-            self._put(item, use, protected_from_ns) for item, use in zip(items, uses, strict=True)
-        ]
+        # What makes room may be anything but what the batch's own chains have so far.
+        protected_from_ns = self._recency.touch_heads(uses, now_ns).oldest_ns
+        answers: list[Put] = []
+        for item, use in zip(items, uses, strict=True):
+            answers.append(self._put(item, use, protected_from_ns))
+            protected_from_ns = min(protected_from_ns, use.used_ns)
+        return answers
 
     def get(self, items: Sequence[Transfer]) -> list[Get]:
         self._check_open()
@@ -94,8 +96,7 @@ class DirectoryStore:
             if read.answer is Get.HIT:
                 parent = sibling(item.key, read.parent)
                 uses.append(Use(item.key, parent, used_ns(now_ns, index), read.used_ns))
-        raised = self._recency.touch_heads(uses, now_ns)
-        self._recency.touch(uses, raised)
+        self._recency.touch(uses, self._recency.touch_heads(uses, now_ns).raised)
         return answers
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
