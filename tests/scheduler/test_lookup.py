@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,3 +94,76 @@ def test_it_finds_a_boundary_below_many_that_lack_another_group() -> None:
     keep(index, state, request.block_hashes)
     keep(index, window, request.block_hashes[8:10])
     assert JointLookup([state, window], UNIT).hit_tokens(index, request, 0) == 40  # type: ignore[arg-type]
+
+
+class CountingIndex(HostIndex):
+    """Counts the blocks that it is asked about."""
+
+    asked = 0
+
+    def written_run(self, group: int, names: Sequence[bytes], start: int, stop: int) -> int:
+        run = super().written_run(group, names, start, stop)
+        self.asked += min(run + 1, stop - start)
+        return run
+
+    def which_held(self, group: int, names: Iterable[bytes]) -> list[bool]:
+        there = list(super().which_held(group, names))
+        self.asked += len(there)
+        return there
+
+
+LONG, WINDOW, INTERVAL = 8192, 64, 512
+"""In blocks: a prompt, what a window covers, and how often windows are kept."""
+
+
+@pytest.mark.parametrize(
+    ("what", "found", "most"),
+    [
+        ("whole", LONG, LONG + 500),
+        ("a window gone", 0, LONG + 500),
+        ("holes in turn", INTERVAL, LONG + 6_000),
+        ("a gap in full attention", INTERVAL, LONG + 1_500),
+        ("never seen", 0, 1_000),
+    ],
+)
+def test_a_long_prompt_is_asked_about_once(what: str, found: int, most: int) -> None:
+    """Six groups, of which five are windows: no more than one look at each block of one group."""
+    full = Group(0, GroupKind.FULL_ATTENTION, UNIT, 1, ())
+    windows = [
+        Group(n, GroupKind.SLIDING_WINDOW, UNIT, 1, (), window_tokens=WINDOW * UNIT)
+        for n in range(1, 6)
+    ]
+    request = request_of(LONG * UNIT + 1)
+    names = request.block_hashes
+    index = CountingIndex(6, LruPolicy())
+    index.resize(LONG * 3)
+    if what != "never seen":
+        keep(index, full, names[:700] + names[701 if "gap" in what else 700 :])
+        for group in windows:
+            for boundary in range(INTERVAL, LONG + 1, INTERVAL):
+                turn = boundary // INTERVAL
+                lacks = turn > 1 and turn % 5 == group.index - 1 and what == "holes in turn"
+                if not (what == "a window gone" and group is windows[-1]):
+                    keep(index, group, names[boundary - WINDOW + lacks : boundary])
+    lookup = JointLookup([full, *windows], UNIT)
+    assert lookup.hit_tokens(index, request, 0) == found * UNIT  # type: ignore[arg-type]
+    assert index.asked <= most
+
+
+def test_what_is_on_its_way_is_no_hit() -> None:
+    full = Group(0, GroupKind.FULL_ATTENTION, UNIT, 1, ())
+    window = Group(1, GroupKind.SLIDING_WINDOW, UNIT, 1, (), window_tokens=9)
+    request = request_of(40)
+    index = HostIndex(2, LruPolicy())
+    index.resize(100)
+    keep(index, full, request.block_hashes)
+    keep(index, window, request.block_hashes[:6])
+    columns = Columns(1)
+    for position in range(6, 9):
+        columns.add(1, position, request.block_hashes[position], position + 1)
+    placed = index.plan(columns)
+    lookup = JointLookup([full, window], UNIT)
+    assert lookup.hit_tokens(index, request, 0) == 24  # type: ignore[arg-type]
+    assert placed is not None
+    index.acknowledge(placed)
+    assert lookup.hit_tokens(index, request, 0) == 36  # type: ignore[arg-type]
