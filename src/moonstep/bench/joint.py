@@ -52,7 +52,7 @@ class Lost(Enum):
 
     def lacks(self, group: Group, groups: Sequence[Group], boundaries: Sequence[int]) -> set[int]:
         """Positions of a group whose blocks are lost."""
-        every = set(kept_positions(group, boundaries).tolist())
+        every = set(kept_positions(group, boundaries))
         windows = groups[1:]
         if self is Lost.ALL or (self is Lost.WINDOW and group is groups[-1]):
             return every
@@ -71,7 +71,7 @@ def joint_hit_us(tokens: int, windows: int, samples: int, lost: Lost) -> list[fl
     boundaries = kept_boundaries(groups, tokens, INTERVAL_TOKENS)
     for group in groups:
         lacks = lost.lacks(group, groups, boundaries)
-        kept = [at for at in kept_positions(group, boundaries).tolist() if at not in lacks]
+        kept = [at for at in kept_positions(group, boundaries) if at not in lacks]
         _keep(index, group, names, kept)
     asking: Any = _Asking(tokens + 1, names)
     lookup = JointLookup(groups, BLOCK_TOKENS)
