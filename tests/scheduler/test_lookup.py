@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from moonstep.groups import (
     block_names,
     joint_hit_tokens,
 )
+from moonstep.scheduler import lookup
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookup import JointLookup
@@ -64,9 +66,10 @@ def groups(draw: st.DrawFn) -> list[Group]:
     seed=st.integers(0, 2**32 - 1),
     share=st.sampled_from((0.3, 0.8, 0.95, 1.0)),
     local=st.integers(0, 12),
+    probe_blocks=st.sampled_from((1, 2, 5, 128)),
 )
 def test_it_is_the_joint_boundary_of_all_that_is_present(
-    groups: list[Group], num_tokens: int, seed: int, share: float, local: int
+    groups: list[Group], num_tokens: int, seed: int, share: float, local: int, probe_blocks: int
 ) -> None:
     rng = np.random.default_rng(seed)
     request, align = request_of(num_tokens), alignment_tokens(groups)
@@ -79,7 +82,8 @@ def test_it_is_the_joint_boundary_of_all_that_is_present(
         keep(index, group, [n for n, there in zip(names, present, strict=True) if there])
         presences.append(Presence(group, present))
     local_tokens = min(local * align, (num_tokens - 1) // align * align)
-    found = JointLookup(groups, align).hit_tokens(index, request, local_tokens)  # type: ignore[arg-type]
+    with patch.object(lookup, "PROBE_BLOCKS", probe_blocks):
+        found = JointLookup(groups, align).hit_tokens(index, request, local_tokens)  # type: ignore[arg-type]
     expected = joint_hit_tokens(presences, num_tokens - 1, align, local_tokens)
     assert local_tokens + found == expected
 
@@ -145,8 +149,8 @@ def test_a_long_prompt_is_asked_about_once(what: str, found: int, most: int) -> 
                 lacks = turn > 1 and turn % 5 == group.index - 1 and what == "holes in turn"
                 if not (what == "a window gone" and group is windows[-1]):
                     keep(index, group, names[boundary - WINDOW + lacks : boundary])
-    lookup = JointLookup([full, *windows], UNIT)
-    assert lookup.hit_tokens(index, request, 0) == found * UNIT  # type: ignore[arg-type]
+    look = JointLookup([full, *windows], UNIT)
+    assert look.hit_tokens(index, request, 0) == found * UNIT  # type: ignore[arg-type]
     assert index.asked <= most
 
 
@@ -162,8 +166,8 @@ def test_what_is_on_its_way_is_no_hit() -> None:
     for position in range(6, 9):
         columns.add(1, position, request.block_hashes[position], position + 1)
     placed = index.plan(columns)
-    lookup = JointLookup([full, window], UNIT)
-    assert lookup.hit_tokens(index, request, 0) == 24  # type: ignore[arg-type]
+    look = JointLookup([full, window], UNIT)
+    assert look.hit_tokens(index, request, 0) == 24  # type: ignore[arg-type]
     assert placed is not None
     index.acknowledge(placed)
-    assert lookup.hit_tokens(index, request, 0) == 36  # type: ignore[arg-type]
+    assert look.hit_tokens(index, request, 0) == 36  # type: ignore[arg-type]

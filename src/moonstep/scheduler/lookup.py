@@ -12,6 +12,7 @@ from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.slots import AT_ONCE
 
 PROBE_BLOCKS: Final = 128
+"""How far apart the blocks of full attention are that are asked about before all others."""
 
 
 @dataclass(frozen=True, slots=True)
