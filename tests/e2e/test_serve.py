@@ -1,4 +1,4 @@
-"""``vllm serve`` with the one flag, as a user runs it: two servers, then one that is misspelt."""
+"""``vllm serve`` with the one flag, as a user runs it: two servers, and one that is misspelt."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.servers import Server
+from tests.e2e.tinymodel import story, tiny_llama
 
 pytestmark = pytest.mark.engine
 
 # Ten full blocks of 128 tokens each, different from their first words on.
-STORY = " ".join(f"On day {n} the harbour master counted {n % 7} lanterns." for n in range(105))
-PROMPT, SECOND, THIRD, FOURTH = (f"{name}. {STORY}" for name in ("One", "Two", "Three", "Four"))
 TEN_BLOCKS = 1280
+PROMPT, SECOND, THIRD, FOURTH = (story(name, TEN_BLOCKS + 20) for name in range(1, 5))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that starts and answers quickly: what is tested here is around it."""
+    return tiny_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,7 @@ def mib(nbytes: float) -> str:
     return f"{nbytes / (1 << 20):.1f} MiB"
 
 
+@pytest.mark.drill
 def test_a_misspelt_setting_ends_the_start_with_one_line(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "misspelt.log", {"host_cashe": "1GiB"}) as server:
         assert server.wait_ended(timeout_s=280) != 0
