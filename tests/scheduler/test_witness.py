@@ -96,5 +96,6 @@ def test_lives_of_which_nothing_is_left_leave_nothing_behind(blocks_each: int) -
         source = witness.begin(life, 0, names(life, 1))
         witness.saw_allocated([3] * blocks_each, source, range(blocks_each))
         witness.end(source, [])
+    assert len(witness._sources) <= 2 * _FEWEST_ENDED + 1, "numbers are used again"
     kept = [s for s in witness._sources if s is not witness._sources[NOBODY]]
-    assert len(kept) <= 2 * _FEWEST_ENDED + 1
+    assert len(kept) <= _FEWEST_ENDED + 1, "names of ended lives are let go"
