@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moonstep.config import Role
+from moonstep.groups import GroupKind
 from moonstep.wire import SCRATCH
-from tests.scheduler.stock import make_request
+from tests.scheduler.stock import GROUPS, make_request
 from tests.store_tier.rig import Rig
 
 MOST_OBJECTS = 4  # in one job
@@ -463,3 +466,31 @@ def test_numbers_of_jobs_never_repeat() -> None:
             rig.end(push)
         rig.tier.reset()
     assert len(numbers) == len(set(numbers)) == 10
+
+
+def test_a_fetch_does_not_push_out_the_head_it_goes_on_from() -> None:
+    """The head was used longest ago, and the host cache is full."""
+    rig = Rig(slots=8)
+    request, other = make_request("r", 97), make_request("o", 65, family=2)
+    rig.write(request.block_hashes[:4])
+    rig.write(other.block_hashes)
+    (job,) = rig.find(request)
+    rig.end(job)
+    assert rig.written(request) == 6
+    assert rig.written(other) == 2
+
+
+def test_a_fetch_does_not_push_out_the_window_it_goes_on_from() -> None:
+    full = GROUPS[0]
+    window = replace(full, index=1, kind=GroupKind.SLIDING_WINDOW, window_tokens=33)
+    rig = Rig(slots=12, groups=(full, window))
+    request, other = make_request("r", 97), make_request("o", 129, family=2)
+    hashes = request.block_hashes
+    rig.write(hashes[4:6], first=4, group=1)
+    rig.write(hashes[:2])
+    rig.write(other.block_hashes)
+    jobs = rig.find(request)
+    for job in jobs:
+        rig.end(job)
+    assert rig.written(request) == 6
+    assert rig.index.has_written(1, hashes[4:6])

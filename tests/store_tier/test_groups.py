@@ -6,11 +6,13 @@ Blocks are 16 tokens, runs of full attention two of them: a store's hits end at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from moonstep.groups import Group, GroupKind
 from moonstep.scheduler.lookup import JointLookup
+from moonstep.scheduler.objects import ObjectPlan
 from moonstep.wire import Job
 from tests.scheduler.stock import BLOCK_BYTES, BLOCK_TOKENS, make_request
 from tests.store_tier.rig import Rig
@@ -56,6 +58,36 @@ def test_a_boundary_inside_a_run_is_not_pushed() -> None:
     rig.write(request.block_hashes, group=1)
     rig.tier.kept(request, 48)
     assert rig.pushes() == []
+
+
+def test_a_part_of_what_a_boundary_needs_is_never_pushed() -> None:
+    """Of the window its proof is not hashed yet: from the state alone nobody could go on."""
+    drafted = replace(WINDOW, index=2, draft=True)
+    rig = Rig(groups=(FULL, STATE, drafted))
+    request = make_request("r", 70)
+    rig.write(request.block_hashes, group=1)
+    rig.write(request.block_hashes, group=2)
+    rig.tier.kept(request, 64)
+    assert rig.pushes() == []
+    longer = make_request("r", 80)
+    request.block_hashes.extend(longer.block_hashes[4:])
+    rig.write(request.block_hashes[4:], first=4, group=2)
+    (job,) = rig.pushes()
+    assert moved([job]) == [(1, 1, request.block_hashes[3]), (2, 3, request.block_hashes[4])]
+
+
+def test_the_objects_of_a_boundary_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(groups=(FULL, WINDOW))
+    request = make_request("r", 70)
+    rig.tier.kept(request, 64)
+    asked: list[int] = []
+    at = ObjectPlan.at
+    monkeypatch.setattr(ObjectPlan, "at", lambda self, *of: (asked.append(1), at(self, *of))[1])
+    for _ in range(5):
+        assert rig.pushes() == []
+    assert len(asked) == 1
+    rig.write(request.block_hashes, group=1)
+    assert len(rig.pushes()) == 1
 
 
 def test_a_boundary_of_which_something_never_comes_is_forgotten() -> None:

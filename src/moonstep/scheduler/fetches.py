@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from moonstep.engine import Request
-from moonstep.groups import block_names
+from moonstep.groups import block_names, hit_blocks
 from moonstep.scheduler.arrivals import Arrival, Asked, FetchCounts, Fetched, FetchState, Mark
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
@@ -169,6 +169,7 @@ class FetchPlanner:
             wanted, jobs, is_whole = self._missing(arrival, boundary, most_slots)
             if is_whole or not self._objects.sparse:
                 arrival.jobs |= jobs
+                arrival.goal_tokens = boundary
                 return wanted
         return []
 
@@ -202,6 +203,16 @@ class FetchPlanner:
         for shape, first in zip(self._objects.dense, arrival.first, strict=True):
             yield from all_of(shape, objects_of(shape, hashes, first, boundary // shape.tokens))
         yield from self._objects.at(hashes, boundary)
+
+    def use(self, life: int, arrival: Arrival) -> None:
+        """What the host cache has of what an arrival will resume from, ``life`` uses from now on.
+
+        Else it might be what makes room for the rest: it was used long ago, perhaps longest of all.
+        """
+        for shape in self._objects.shapes:
+            group, needed = shape.group, hit_blocks(shape.group, arrival.goal_tokens)
+            names = block_names(arrival.request.block_hashes, group, needed.start, needed.stop)
+            self._index.use(life, group.index, names, (), needed[: len(names)])
 
     def place(
         self, life: int, wanted: Sequence[tuple[WantedObject, Columns]]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from moonstep.config import Push, Settings
 from moonstep.engine import Request, SchedulerOutput
@@ -23,6 +22,7 @@ from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fetches import OBJECTS_PER_JOB, FetchPlanner
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
+from moonstep.scheduler.keptobjects import KeptObjects
 from moonstep.scheduler.misses import Look, MissReason
 from moonstep.scheduler.objects import (
     ObjectPlan,
@@ -86,17 +86,6 @@ TierMaker = Callable[[HostIndex], Tier]
 """Makes the tier behind an index."""
 
 
-_MOST_LOOKS: Final = 64
-
-
-class Kept(NamedTuple):
-    """A boundary of a request at which windows and states are kept, and how often we looked."""
-
-    request: Request
-    boundary_tokens: int
-    looks: int = 0
-
-
 class StoreTier:
     """Pushes what is captured, fetches what arriving requests need. Scheduler thread only."""
 
@@ -127,7 +116,7 @@ class StoreTier:
         self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
         self._bucket = Bucket(settings.push_bytes_per_s, clock())
         self._pending: set[str] = set()
-        self._kept: deque[Kept] = deque()
+        self._kept = KeptObjects(self._objects, index)
         self._job_count = 0
 
     @property
@@ -213,7 +202,7 @@ class StoreTier:
     def kept(self, request: Request, boundary_tokens: int) -> None:
         """Windows and states are kept at this boundary: they may be pushed once they are there."""
         if self._is_pushed(request, boundary_tokens):
-            self._look_after(request, boundary_tokens)
+            self._kept.add(request, boundary_tokens)
 
     def _is_pushed(self, request: Request, stop_tokens: int) -> bool:
         """Whether what ends there goes to the store when it is captured."""
@@ -226,27 +215,12 @@ class StoreTier:
         if self._settings.pushed in (Push.ALL, Push.REUSE):
             for shape in self._objects.dense:
                 self._offer(request, shape, 0, num_computed_tokens // shape.tokens)
-            self._look_after(request, num_computed_tokens)
-
-    def _look_after(self, request: Request, boundary_tokens: int) -> None:
-        objects = self._objects
-        if objects.sparse and boundary_tokens and objects.below(boundary_tokens) == boundary_tokens:
-            self._kept.append(Kept(request, boundary_tokens))
+            self._kept.add(request, num_computed_tokens)
 
     def _offer(self, request: Request, shape: ObjectShape, first: int, stop: int) -> None:
         self._offer_all(
             request, all_of(shape, objects_of(shape, request.block_hashes, first, stop))
         )
-
-    def _offer_kept(self) -> None:
-        """Offer what is kept at boundaries, as soon as all of it has been captured."""
-        for _ in range(len(self._kept)):
-            kept = self._kept.popleft()
-            objects = list(self._objects.at(kept.request.block_hashes, kept.boundary_tokens))
-            if all(self._index.has_written(o.shape.group.index, o.names.names) for o in objects):
-                self._offer_all(kept.request, objects)
-            elif kept.looks < _MOST_LOOKS:
-                self._kept.append(kept._replace(looks=kept.looks + 1))
 
     def _offer_all(self, request: Request, objects: Sequence[WantedObject]) -> None:
         """Push these objects, as far as they are here."""
@@ -276,8 +250,8 @@ class StoreTier:
             self.fetches.abandoned(late)
         self.pushes.counts.abandoned_jobs += len(self._push_jobs.abandon_late(now_s))
         self._take_answers()
-        if self._kept:
-            self._offer_kept()
+        for request, objects in self._kept.take():
+            self._offer_all(request, objects)
         jobs = self._plan_fetches(now_s, new_life)
         if self.pushes:
             jobs += self._plan_pushes(now_s)
@@ -355,7 +329,9 @@ class StoreTier:
             if room < self._objects.most_blocks:
                 break  # oldest first: whoever comes later waits behind
             wanted = self.fetches.wanted(arrival, room)
-            placed = self.fetches.place(new_life(), wanted)
+            life = new_life()
+            self.fetches.use(life, arrival)
+            placed = self.fetches.place(life, wanted)
             arrival.state = FetchState.FETCHING
             jobs += [
                 self._fetch_job(arrival, placed[start : start + OBJECTS_PER_JOB], now_s)
