@@ -106,8 +106,9 @@ class CountingIndex(HostIndex):
     asked = 0
 
     def written_run(self, group: int, names: Sequence[bytes], start: int, stop: int) -> int:
+        before = self.asked  # a run asks in strides, by the other verb; what counts is how far
         run = super().written_run(group, names, start, stop)
-        self.asked += min(run + 1, stop - start)
+        self.asked = before + min(run + 1, stop - start)
         return run
 
     def which_held(self, group: int, names: Iterable[bytes]) -> list[bool]:

@@ -280,7 +280,7 @@ class SparsePlanner:
         if not columns:
             return
         keys = columns.keys()
-        self._witness.saw_computed(columns, keys)
+        self._witness.saw_computed(columns)
         self._index.keep(columns.group, columns.names)
         if self.mode is CaptureMode.LAZY:
             pairs = zip(columns.blocks, keys, strict=True)
