@@ -20,6 +20,7 @@ GOOD = EngineFigures(
     step_s=15.0,
     gap_median_s=0.050,
     gap_worst_s=0.090,
+    gap_floor_s=0.080,
     storm_s=20.0,
     preemptions=4,
     storm_restored_tokens=500,

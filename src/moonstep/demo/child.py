@@ -41,7 +41,7 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
     firsts, repeats, returns = _visits(session, plan, prompts, emit)
     restored_bytes = max((a.connector.restored_bytes for a in returns), default=0)
     memcpy = [memcpy_bytes_per_s(restored_bytes)] if restored_bytes else []
-    gaps = _gaps(session, plan, prompts, emit)
+    gaps, floor_gaps = _gaps(session, plan, prompts, emit)
     if restored_bytes:
         memcpy.append(memcpy_bytes_per_s(restored_bytes))
     storm = _storm(session, plan, emit)
@@ -52,6 +52,7 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
         "returns": [asdict(a) for a in returns],
         "memcpy_bytes_per_s": memcpy,
         "gaps_s": gaps,
+        "floor_gaps_s": floor_gaps,
         "storm": asdict(storm),
     }
 
@@ -104,11 +105,21 @@ def _visits(
     return firsts, repeats, returns
 
 
-def _gaps(session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit) -> list[float]:
-    emit("beside a decoding request", 0, 1)
+def _gaps(
+    session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit
+) -> tuple[list[float], list[float]]:
+    """A request's token gaps while prompts come back that the engine has given away, and then the
+    floor: while one comes back that the engine still has."""
+    emit("beside a decoding request", 0, 2)
     (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
     returning = prompts[: plan.gap_returns]
-    return session.token_gaps(steady, returning, plan.gap_spacing_tokens, plan.answer_tokens)
+
+    def gaps(of: list[Prompt]) -> list[float]:
+        return session.token_gaps(steady, of, plan.gap_spacing_tokens, plan.answer_tokens)
+
+    found = gaps(returning)
+    emit("beside a decoding request", 1, 2)
+    return found, gaps(returning[-1:])
 
 
 def _storm(session: Session, plan: DemoPlan, emit: Emit) -> Any:

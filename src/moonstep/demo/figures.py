@@ -28,6 +28,9 @@ class EngineFigures:
     """Time of the engine's steps over all first visits."""
     gap_median_s: float
     gap_worst_s: float
+    """While prompts come back that the engine has given away."""
+    gap_floor_s: float
+    """The worst while one comes back that the engine still has: what an admission takes anyway."""
     storm_s: float
     preemptions: int
     storm_restored_tokens: int
@@ -55,6 +58,7 @@ class EngineFigures:
             step_s=sum(a["step_s"] for a in firsts),
             gap_median_s=_median(raw["gaps_s"]),
             gap_worst_s=max(raw["gaps_s"]),
+            gap_floor_s=max(raw["floor_gaps_s"]),
             storm_s=storm["wall_s"],
             preemptions=storm["preemptions"],
             storm_restored_tokens=storm["connector"]["restored_tokens"],
