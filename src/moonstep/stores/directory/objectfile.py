@@ -176,7 +176,8 @@ def _move_all(
 def _rest(spans: Sequence[Buffer], moved: int) -> list[memoryview]:
     """What is left of the spans after their first ``moved`` bytes; no span of it is empty."""
     left: list[memoryview] = []
-    for span in map(memoryview, spans):
+    for each in spans:
+        span = memoryview(each)
         if moved < span.nbytes:
             left.append(span[moved:])
         moved = max(0, moved - span.nbytes)
