@@ -24,6 +24,7 @@ GOOD = EngineFigures(
     preemptions=4,
     storm_restored_tokens=500,
     answers=((1, 2), (3,)),
+    later_answers=((1, 2), (1, 2)),
     storm_answers=((4,), (5,)),
 )
 
@@ -47,6 +48,7 @@ def test_a_good_run_keeps_every_promise() -> None:
         ({"storm_restored_tokens": 0}, "restored"),
         ({"storm_answers": ((4,), (6,))}, "storm: answers"),
         ({"answers": ((1, 2), (9,))}, "answers that differ from"),
+        ({"later_answers": ((1, 2), (9, 9))}, "answers that differ from"),
     ],
 )
 def test_each_broken_promise_is_named_and_no_other(change: dict[str, Any], about: str) -> None:

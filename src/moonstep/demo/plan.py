@@ -30,11 +30,13 @@ class DemoPlan:
     host_cache: str = "1536MiB"
     store: str | None = None
     """URL of a store behind the host cache."""
-    prompt_count: int = 3
+    prompt_count: int = 5
+    return_count: int = 5
+    """How many of them come back."""
     prompt_tokens: int = 2500
     answer_tokens: int = 4
     gap_returns: int = 2
-    """Long prompts that come back while the other request decodes."""
+    """Prompts that come back while the other request decodes."""
     gap_spacing_tokens: int = 16
     """Tokens the other request decodes between two of them."""
     storm_requests: int = 20
