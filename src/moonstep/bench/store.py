@@ -35,8 +35,6 @@ from moonstep.worker.arena import Arena
 ARENA_BYTES: Final = 512 << 20
 SAMPLE_BYTES: Final = 64 << 20
 DEMANDED_SHARE: Final = 0.5
-DEMANDED_FROM_BYTES: Final = 512 << 10
-"""Below this, what a file costs whatever its size is most of it, and the header's share shows."""
 START_OBJECTS: Final = 100_000
 DEMANDED_START_S: Final = 2.0
 BOOTSTRAPS: Final = 2000
@@ -91,7 +89,7 @@ class Measured:
 
     @property
     def is_demanded(self) -> bool:
-        return self.store == "checked" and self.object_bytes >= DEMANDED_FROM_BYTES
+        return self.store == "checked"
 
     @property
     def holds(self) -> bool:
@@ -278,8 +276,8 @@ def store(repeats: int = 15, folder: Path | None = None, json_path: Path | None 
     console.print(as_table(found))
     demanded = [made for made in found if made.is_demanded]
     console.print(
-        f"At least {DEMANDED_SHARE:.0%} of plain files from {DEMANDED_FROM_BYTES >> 10} KiB up, "
-        f"checks included: {sum(made.holds for made in demanded)} of {len(demanded)} figures; "
+        f"At least {DEMANDED_SHARE:.0%} of plain files, checks included: "
+        f"{sum(made.holds for made in demanded)} of {len(demanded)} figures; "
         f"the lowest is {min(made.share for made in demanded):.2f}."
     )
     console.print(
