@@ -102,7 +102,8 @@ class Allocations:
     def end(self, tracker: RequestTracker, limit_tokens: int | None = None) -> None:
         """A life has ended: what it had not computed by then is nobody's.
 
-        ``limit_tokens`` is where the next life of a session begins that goes on with its tables.
+        ``limit_tokens`` is where the next life of a session begins that goes on with its tables, or
+        what the engine counts as computed of a request that has ended for good.
         """
         tracker.catch_up(limit_tokens)
         for group in self._dense:

@@ -37,6 +37,14 @@ class Lives:
         self._count += 1
         return self._count
 
+    def computed_tokens(self, request_id: str) -> int | None:
+        """How many tokens of the life under this id the engine counts as computed, if there is one.
+
+        Placeholders and drafts among them; 0 if it was preempted.
+        """
+        tracker = self.by_id.get(request_id)
+        return None if tracker is None else tracker.request.num_computed_tokens
+
     def end(self, request_id: str) -> RequestTracker | None:
         """End the request's life, if it has one."""
         tracker = self.by_id.pop(request_id, None)

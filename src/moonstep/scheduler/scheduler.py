@@ -272,7 +272,7 @@ class MooncakeStoreScheduler:
         ended = [self._end_life(request_id) for request_id in output.preempted_req_ids or ()]
         finished: list[RequestTracker] = []
         for request_id in output.finished_req_ids:
-            tracker = self._end_life(request_id)
+            tracker = self._end_life(request_id, self._lives.computed_tokens(request_id))
             if tracker is not None and tracker.trail is not None:
                 finished.append(tracker)
             self._loads.cancel(request_id)

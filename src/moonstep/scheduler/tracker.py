@@ -107,7 +107,8 @@ class RequestTracker:
         """Settle what a life that was not followed has computed since it was last looked at.
 
         It has decoded: each token but the last is one that the next was computed from. What comes
-        behind ``limit_tokens`` may be of a client who went on with its session.
+        behind ``limit_tokens`` may be of a client who went on with its session, also if that was
+        aborted before it ran again.
         """
         if not self.is_followed:
             computed = self.request.num_tokens - 1
