@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from moonstep.scheduler import runs
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy, Place
@@ -201,14 +203,21 @@ class IndexMachine(RuleBasedStateMachine):
         model.written.clear()
         model.planned.clear()
 
-    @rule(group=GROUPS, family=CHAINS, start=POSITIONS, stop=POSITIONS)
-    def look_up(self, group: int, family: int, start: int, stop: int) -> None:
+    @rule(
+        group=GROUPS,
+        family=CHAINS,
+        start=POSITIONS,
+        stop=POSITIONS,
+        few=st.sampled_from((0, 1, 32)),
+    )
+    def look_up(self, group: int, family: int, start: int, stop: int, few: int) -> None:
         names = [name_of(family, position) for position in range(6)]
         run = 0
         while start + run < stop and (group, names[start + run]) in self.model.written:
             run += 1
         if start <= stop:
-            assert self.index.written_run(group, names, start, stop) == run
+            with patch.object(runs, "_FEW", few), patch.object(runs, "_FIRST", 2):
+                assert self.index.written_run(group, names, start, stop) == run
 
     @invariant()
     def books_add_up(self) -> None:
@@ -346,6 +355,62 @@ def full_index(slots: int, chain: int, names: int) -> HostIndex:
 def head_of(index: HostIndex, family: int, stop: int = 6) -> int:
     """How many leading blocks of a family can be promised."""
     return index.written_run(0, [name_of(family, at) for at in range(stop)], 0, stop)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    forks=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=4),
+    pieces=st.integers(1, 400),
+    tails_first=st.booleans(),
+    holes=st.sets(st.integers(0, 900), max_size=3),
+    late=st.sets(st.integers(0, 900), max_size=2),
+    used=st.integers(0, 900),
+)
+def test_a_long_run_is_as_long_as_the_blocks_say_one_by_one(
+    forks: list[tuple[int, int]],
+    pieces: int,
+    tails_first: bool,
+    holes: set[int],
+    late: set[int],
+    used: int,
+) -> None:
+    """Lives that part from the first one's prefix at some depth, kept in pieces, either way round;
+    some blocks are missing, some are still on their way, some were used by another life since.
+    """
+    index = HostIndex(1, LruPolicy())
+    index.resize(5000)
+    first = [name_of(0, at) for at in range(forks[0][0] + forks[0][1])]
+    lives = [first]
+    for number, (shared, own) in enumerate(forks[1:], 1):
+        lives.append([*first[:shared], *(name_of(number, at) for at in range(own))])
+    for number, names in enumerate(lives, 1):
+        starts = range(0, len(names), pieces)
+        for start in reversed(starts) if tails_first else starts:
+            rows = list(enumerate(names))[start : start + pieces]
+            rows = [(at, name) for at, name in rows if at not in holes]
+            columns = columns_of(0, *((Place(number, at), name) for at, name in rows))
+            placed = index.plan(index.unheld(columns))
+            if placed is not None and start not in late:
+                index.acknowledge(placed)
+    index.use(9, 0, lives[-1][:used], [])
+    index.check()
+    for names in lives:
+        there = index.which_written(0, names)
+        for start in (0, 1, len(names) // 2, len(names)):
+            run = next((n for n, is_there in enumerate(there[start:]) if not is_there), None)
+            expected = len(there) - min(start, len(there)) if run is None else run
+            assert index.written_run(0, names, start, len(names)) == expected
+
+
+def test_a_chain_that_points_at_another_block_promises_nothing() -> None:
+    """A chain says where to look; which block stands there, its name says."""
+    index = HostIndex(1, LruPolicy())
+    index.resize(400)
+    rows = [(Place(1, at), name_of(1 + (at >= 150), at)) for at in range(200)]
+    placed = index.plan(columns_of(0, *rows))
+    assert placed is not None
+    index.acknowledge(placed)
+    assert head_of(index, 1, 200) == 150
 
 
 def test_the_tail_of_a_prefix_leaves_before_its_head() -> None:

@@ -26,7 +26,8 @@ from moonstep.scheduler.columns import (
 )
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.scheduler.slots import AT_ONCE, WRITTEN, IndexCounts, Placed, SlotState
+from moonstep.scheduler.runs import written_run
+from moonstep.scheduler.slots import WRITTEN, IndexCounts, Placed, SlotState
 
 
 class HostIndex:
@@ -102,12 +103,7 @@ class HostIndex:
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
         """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
-        which = self.which_written if self._planned_count else self.which_held
-        for first in range(start, stop, AT_ONCE):
-            there = list(which(group, names[first : min(first + AT_ONCE, stop)]))
-            if False in there:
-                return first + there.index(False) - start
-        return stop - start
+        return written_run(self, group, names, start, stop)
 
     def which_held(self, group: int, names: Iterable[BlockHash]) -> Iterable[bool]:
         """For each of these blocks, whether a slot has it or is about to."""
