@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from moonstep.scheduler import runs
-from moonstep.scheduler.columns import Columns
+from moonstep.scheduler import policies, runs
+from moonstep.scheduler.columns import Columns, Flags, Numbers
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy, Place
 from moonstep.scheduler.slots import Placed
@@ -270,13 +271,17 @@ class PolicyMachine(RuleBasedStateMachine):
         self.refresh(chain).append((depth, slot))
         self.chains[chain].sort()
 
-    @rule(rows=st.dictionaries(st.integers(0, 7), st.tuples(CHAINS, POSITIONS), max_size=4))
-    def add_many(self, rows: dict[int, tuple[int, int]]) -> None:
+    @rule(
+        rows=st.dictionaries(st.integers(0, 7), st.tuples(CHAINS, POSITIONS), max_size=4),
+        few=st.sampled_from((0, 24)),
+    )
+    def add_many(self, rows: dict[int, tuple[int, int]], few: int) -> None:
         new = [(*place, slot) for slot, place in rows.items() if self.chain_of(slot) is None]
         if not new:
             return
         chains, depths, slots = (list(column) for column in zip(*new, strict=True))
-        self.policy.add(chains, depths, slots)
+        with patch.object(policies, "_FEW", few):
+            self.policy.add(chains, depths, slots)
         for chain, depth, slot in new:
             self.refresh(chain).append((depth, slot))
             self.chains[chain].sort()
@@ -310,8 +315,8 @@ class PolicyMachine(RuleBasedStateMachine):
                     break
                 wanted.append(slot)
 
-        def may_leave(slots: Sequence[int]) -> list[bool]:
-            return [slot not in pinned for slot in slots]
+        def may_leave(slots: Numbers) -> Flags:
+            return np.array([slot not in pinned for slot in slots.tolist()], dtype=np.bool_)
 
         assert self.policy.choose_many(count, may_leave, spared) == wanted
 
@@ -413,6 +418,17 @@ def test_a_chain_that_points_at_another_block_promises_nothing() -> None:
     assert head_of(index, 1, 200) == 150
 
 
+def test_a_block_of_another_group_on_the_same_chain_promises_nothing() -> None:
+    index = HostIndex(2, LruPolicy())
+    index.resize(400)
+    for group, positions in ((0, range(100)), (1, range(100, 200))):
+        rows = [(Place(1, at), name_of(1, at)) for at in positions]
+        placed = index.plan(columns_of(group, *rows))
+        assert placed is not None
+        index.acknowledge(placed)
+    assert head_of(index, 1, 200) == 100
+
+
 def test_the_tail_of_a_prefix_leaves_before_its_head() -> None:
     index = full_index(slots=4, chain=1, names=4)
     for taken in range(1, 5):
@@ -461,7 +477,8 @@ def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]
     depths = [length - at for _, length in runs for at in range(length)]
     slots = list(range(len(chains)))
     at_once, singly = LruPolicy(), LruPolicy()
-    at_once.add(chains, depths, slots)
+    with patch.object(policies, "_FEW", 0):
+        at_once.add(chains, depths, slots)
     for chain, depth, slot in zip(chains, depths, slots, strict=True):
         singly.add([chain], [depth], [slot])
     for policy in (at_once, singly):
@@ -471,7 +488,7 @@ def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]
 
 def everything(policy: LruPolicy) -> list[int]:
     """All slots, those that leave first before the others."""
-    return policy.choose_many(100, lambda slots: [True] * len(slots), ())
+    return policy.choose_many(100, lambda slots: np.ones(len(slots), dtype=np.bool_), ())
 
 
 def test_what_a_later_chain_used_outlives_what_it_did_not() -> None:

@@ -142,19 +142,14 @@ class CapturePlanner:
         """The blocks that became whole since each life was last looked at."""
         columns = Columns(group.index)
         index, units, align_tokens = group.index, group.units, self._align_tokens
-        align_blocks = align_tokens // group.block_tokens
         is_sized = self._index.slot_count > 0
-        add = columns.add
         for tracker in trackers:
-            hashes = tracker.request.block_hashes
-            first = tracker.next_block[index]
-            named_tokens = min(tracker.token_len, len(hashes) * group.hash_tokens)
-            stop = named_tokens // align_tokens * align_blocks
+            first, stop = tracker.next_block[index], whole_blocks(tracker, group, align_tokens)
             if stop <= first:
                 continue
-            table = tracker.tables.by_group[index]
+            hashes, table = tracker.request.block_hashes, tracker.tables.by_group[index]
             if stop == first + 1:
-                add(tracker.life, first, hashes[stop * units - 1], table[first])
+                columns.add(tracker.life, first, hashes[stop * units - 1], table[first])
             else:
                 names = block_names(hashes, group, first, stop)
                 columns.add_run(tracker.life, first, names, table[first:stop])

@@ -12,13 +12,11 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from moonstep.scheduler.columns import Numbers, numbers
+from moonstep.scheduler.columns import Flags, Numbers, numbers
 
 ChainId = int
 
@@ -33,13 +31,15 @@ class Place(NamedTuple):
 class EvictionPolicy(Protocol):
     """Order among slots. It never owns a slot: the index tells it what comes, goes and is used."""
 
-    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
+    def add(
+        self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int] | Numbers
+    ) -> None:
         """``slots`` are new, each on its chain at its depth; the chains were used just now."""
 
     def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
         """``chain`` uses ``slots``, head first, each at its depth: they are its own now."""
 
-    def remove(self, slots: Sequence[int]) -> None:
+    def remove(self, slots: Sequence[int] | Numbers) -> None:
         """``slots`` are free again."""
 
     def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
@@ -52,7 +52,7 @@ class EvictionPolicy(Protocol):
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
         spared: Container[ChainId],
     ) -> list[int]:
         """Up to ``count`` slots that should leave first, none of them of a spared chain.
@@ -70,6 +70,8 @@ class EvictionPolicy(Protocol):
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 _NO_CHAIN: Final = -1
+_FEW: Final = 24
+"""Slots that are listed sooner one by one than it is found out what runs they are."""
 
 
 @dataclass(slots=True)
@@ -94,19 +96,22 @@ class LruPolicy:
         self._chain_of: Numbers = np.full(0, _NO_CHAIN, dtype=np.int64)
         self._item_of: Numbers = np.zeros(0, dtype=np.int64)
 
-    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
-        if not slots:
+    def add(
+        self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int] | Numbers
+    ) -> None:
+        if not len(slots):
             return
-        self._reserve(max(slots) + 1)
         at = numbers(slots)
+        self._reserve(int(at.max()) + 1)
         items = numbers(depths) << _SLOT_BITS | at
         self._item_of[at] = items
         self._chain_of[at] = chains
-        runs = np.flatnonzero(np.diff(self._chain_of[at])) + 1
-        if 4 * len(runs) < len(items):
-            for run in np.split(items, runs):
-                self._list_run(int(self._chain_of[run[0] & _SLOT_MASK]), run)
-            return
+        if len(items) > _FEW:
+            runs = np.flatnonzero(np.diff(self._chain_of[at])) + 1
+            if 4 * len(runs) < len(items):
+                for run in np.split(items, runs):
+                    self._list_run(int(self._chain_of[run[0] & _SLOT_MASK]), run)
+                return
         pop, listed = self._chains.pop, self._chains
         for chain, item in zip(chains, items.tolist(), strict=True):
             listed[chain] = entry = pop(chain, None) or _Chain()
@@ -120,13 +125,13 @@ class LruPolicy:
     def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
         at = numbers(slots)
         moved = self._chain_of[at] != chain
-        self.remove(at[moved].tolist())
+        self.remove(at[moved])
         at, items = at[moved], (numbers(depths) << _SLOT_BITS | at)[moved]
         self._item_of[at] = items
         self._chain_of[at] = chain
         self._list_run(chain, items)
 
-    def remove(self, slots: Sequence[int]) -> None:
+    def remove(self, slots: Sequence[int] | Numbers) -> None:
         at = numbers(slots)
         at = at[at < len(self._chain_of)]
         left = Counter(self._chain_of[at].tolist())
@@ -150,7 +155,7 @@ class LruPolicy:
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
         spared: Container[ChainId],
     ) -> list[int]:
         chosen: list[int] = []
@@ -167,7 +172,7 @@ class LruPolicy:
         chain: ChainId,
         entry: _Chain,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
     ) -> list[int]:
         """Up to ``count`` of a chain's slots, deepest first, up to one that has to stay."""
         found: list[int] = []
@@ -179,11 +184,12 @@ class LruPolicy:
             there = (self._chain_of[at] == chain) & (self._item_of[at] == items)
             # A slot that left and came back to its place is listed twice.
             there &= items != np.concatenate(([previous], items[:-1]))
-            slots = at[there].tolist()
-            leaving = list(takewhile(itemgetter(1), zip(slots, may_leave(slots), strict=True)))
-            found += [slot for slot, _ in leaving]
-            if len(leaving) < len(slots):
+            slots = at[there]
+            stays = ~may_leave(slots)
+            if stays.any():
+                found += slots[: np.argmax(stays)].tolist()
                 break
+            found += slots.tolist()
             stop, previous = start, int(items[-1])
         return found
 
