@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +48,7 @@ class World:
     def may_leave(self, slots: Numbers) -> Flags:
         return np.array([slot not in self.pinned for slot in slots.tolist()], dtype=np.bool_)
 
-    def keys_of(self, slots: Numbers) -> Sequence[bytes]:
+    def keys_of(self, slots: Numbers) -> list[bytes]:
         return [b"%d" % self.name_of[slot] for slot in slots.tolist()]
 
 

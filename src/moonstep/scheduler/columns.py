@@ -47,15 +47,17 @@ def key_suffix(group: int) -> bytes:
     return group.to_bytes(_GROUP_BYTES, "big")
 
 
-def keys_of(
-    names: Sequence[BlockHash], groups: npt.NDArray[np.int16], group_count: int
-) -> list[BlockKey]:
-    """Names as the engine's pool writes them, each of the group beside it."""
-    if group_count == 1:
+def keys_of(names: Sequence[BlockHash], groups: Sequence[int] | None) -> list[BlockKey]:
+    """Names as the engine's pool writes them, each of the group beside it, or all of the only one.
+
+    >>> keys_of([b"a", b"b"], [0, 2]), keys_of([b"c"], None)
+    ([b'a\\x00\\x00\\x00\\x00', b'b\\x00\\x00\\x00\\x02'], [b'c\\x00\\x00\\x00\\x00'])
+    """
+    if groups is None:
         suffix = key_suffix(0)
         return [name + suffix for name in names]
-    suffixes = [key_suffix(group) for group in range(group_count)]
-    return [name + suffixes[group] for name, group in zip(names, groups.tolist(), strict=True)]
+    suffixes = [key_suffix(group) for group in range(max(groups, default=0) + 1)]
+    return [name + suffixes[group] for name, group in zip(names, groups, strict=True)]
 
 
 def group_of_key(key: BlockKey) -> int:

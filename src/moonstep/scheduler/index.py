@@ -336,7 +336,8 @@ class HostIndex:
         return leaves
 
     def _keys_of(self, at: Numbers) -> list[BlockKey]:
-        return keys_of(self._name[at].tolist(), self._group[at], len(self._slot_of))
+        groups = self._group[at].tolist() if len(self._slot_of) > 1 else None
+        return keys_of(self._name[at].tolist(), groups)
 
     def _under_way(self, placed: Placed) -> Numbers:
         """The slots of a capture whose end is reported for the first time."""

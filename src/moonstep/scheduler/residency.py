@@ -8,6 +8,7 @@ named so in its pool, or it is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import eq
 from typing import Final
 
 import numpy as np
@@ -64,7 +65,7 @@ class Residency:
         self,
         count: int,
         may_leave: Callable[[Numbers], Flags],
-        keys_of: Callable[[Numbers], Sequence[BlockKey]],
+        keys_of: Callable[[Numbers], list[BlockKey]],
     ) -> list[int]:
         """Up to ``count`` slots that may leave and whose content the engine still has.
 
@@ -82,11 +83,13 @@ class Residency:
             slots = self._take_last(count - len(chosen))
             if not len(slots):
                 continue
-            blocks = self._block_of[slots]
-            rows = zip(blocks.tolist(), keys_of(slots), strict=True)
-            resident = np.array([pool_blocks[block].block_hash == key for block, key in rows])
-            resident &= ~self._about_to_go(blocks)
-            leaves = may_leave(slots)
+            blocks, keys = self._block_of[slots], keys_of(slots)
+            hashes = [pool_blocks[block].block_hash for block in blocks.tolist()]
+            goes, leaves = self._about_to_go(blocks), may_leave(slots)
+            if hashes == keys and leaves.all() and not goes.any():  # as in most steps
+                chosen += slots.tolist()
+                continue
+            resident = np.array(list(map(eq, hashes, keys))) & ~goes
             chosen += slots[resident & leaves].tolist()
             kept.append(slots[resident & ~leaves])
         if kept:
@@ -98,7 +101,9 @@ class Residency:
         start = max(0, self._top - count)
         places = np.arange(start, self._top)[::-1]
         slots = self._seen[places]
-        slots = slots[self._place_of[slots] == places]
+        counts = self._place_of[slots] == places
+        if not counts.all():
+            slots = slots[counts]
         self._place_of[slots] = _NOWHERE
         self._top = start
         return slots
