@@ -34,37 +34,38 @@ def written_run(
     index: HostIndex, group: int, names: Sequence[BlockHash], start: int, stop: int
 ) -> int:
     """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
+    slot_of, state = index._slot_of[group], index._state
     at, reach = start, _FIRST
     while at < stop:
+        slot = slot_of.get(names[at])
+        if slot is None or state[slot] != WRITTEN:
+            return at - start
         asked = min(reach, stop - at)
-        found = _chain_run(index, group, names, at, asked) if asked > _FEW else 0
-        at += found
-        if found > _FEW:
-            reach = reach * _MORE if found == asked else _FIRST
-            continue
-        asked = min(AT_ONCE, stop - at)
-        there = _which(index, group, names[at : at + asked])
+        if asked > _FEW:
+            found, parts = _chain_run(index, group, slot, names[at : at + asked])
+            at += found
+            if found > _FEW:
+                reach = _FIRST if parts else reach * _MORE
+                continue
+        there = _which(index, group, names[at : min(at + AT_ONCE, stop)])
         if False in there:
             return at + there.index(False) - start
-        at += asked
+        at += len(there)
     return max(0, stop - start)
 
 
 def _chain_run(
-    index: HostIndex, group: int, names: Sequence[BlockHash], first: int, asked: int
-) -> int:
-    """How many of the ``asked`` blocks from ``first`` on are written, one behind another, in slots
-    of the chain that used the first of them last.
+    index: HostIndex, group: int, slot: int, names: Sequence[BlockHash]
+) -> tuple[int, bool]:
+    """How many of the leading names are written, one behind another, in slots of the chain that
+    used ``slot`` last, from it on; and whether the chain parts from them there.
     """
-    slot = index._slot_of[group].get(names[first])
-    if slot is None:
-        return 0
-    slots = _written(index, group, index._policy.behind(slot, asked))
+    slots = _written(index, group, index._policy.behind(slot, len(names)))
     held = index._name[slots].tolist()
-    wanted = names[first : first + len(held)]
+    wanted = names[: len(held)]
     if held == wanted:
-        return len(held)
-    return next(compress(count(), map(ne, held, wanted)), len(wanted))
+        return len(held), False
+    return next(compress(count(), map(ne, held, wanted)), len(wanted)), True
 
 
 def _written(index: HostIndex, group: int, slots: Numbers) -> Numbers:
