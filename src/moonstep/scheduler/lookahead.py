@@ -65,7 +65,8 @@ class LookAhead:
         """Which of ``blocks`` were passed on and have not been taken since."""
         if self._pool is None:
             return np.zeros(len(blocks), dtype=np.bool_)
-        return self._looked_at[numbers(blocks)] != 0
+        passed_on: Flags = self._looked_at[numbers(blocks)] != 0
+        return passed_on
 
     @property
     def has_news(self) -> bool:

@@ -100,7 +100,7 @@ class Residency:
         """Take out what was seen last, the last one first; some of ``count`` may not count."""
         start = max(0, self._top - count)
         places = np.arange(start, self._top)[::-1]
-        slots = self._seen[places]
+        slots: Numbers = self._seen[places]
         counts = self._place_of[slots] == places
         if not counts.all():
             slots = slots[counts]
