@@ -437,6 +437,18 @@ def test_the_tail_of_a_prefix_leaves_before_its_head() -> None:
     assert index.counts.evicted == 4
 
 
+def test_what_another_chain_took_over_is_passed_by_while_something_is_pinned() -> None:
+    index = full_index(slots=6, chain=1, names=6)
+    middle = [name_of(1, at) for at in (1, 2, 3)]
+    index.use(2, 0, middle, [], positions=[1, 2, 3])
+    index.pin(index.locate(0, middle)[0][:1])
+    placed = plan_run(index, 3, 3, range(3))
+    assert placed is not None
+    assert len(placed) == 3
+    assert not any(written(index, 0, name_of(1, at)) for at in (0, 4, 5))
+    assert index.has_written(0, middle)
+
+
 def test_a_prefix_longer_than_the_cache_keeps_its_head() -> None:
     index = full_index(slots=3, chain=1, names=3)
     assert plan_run(index, 1, 1, [3]) is None

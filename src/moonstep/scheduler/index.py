@@ -332,7 +332,8 @@ class HostIndex:
         """Which of these slots nobody needs as they are."""
         leaves: Flags = self._states[slots] == WRITTEN
         if self._pins:
-            leaves &= [slot not in self._pins for slot in slots.tolist()]
+            unpinned = (slot not in self._pins for slot in slots.tolist())
+            leaves &= np.fromiter(unpinned, np.bool_, len(slots))
         return leaves
 
     def _keys_of(self, at: Numbers) -> list[BlockKey]:
