@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moonstep.audit import connectors, driver
 from moonstep.audit.findings import DEADLY, HANGING, Finding, Kind
 from moonstep.audit.history import Abort, Arrive, Close, Extend, Reset
-from moonstep.audit.shape import Groups, Shape
+from moonstep.audit.shape import Cell, Groups, Shape, lengthened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,8 +198,12 @@ def play(
     variant: str = "",
     groups: Groups = "full",
     limits: Limits | None = None,
+    cell: Cell | None = None,
 ) -> Result:
-    """Run a scenario in one shape of the matrix, with one of the connector's sets of settings."""
+    """Run a scenario in one shape of the matrix, with one of the connector's sets of settings.
+
+    In a cell of the grid the shape is one of the cell's (`grid.shape_of`), and its groups count.
+    """
     reasons: list[str] = []
 
     def body(engine: Engine) -> None:
@@ -209,7 +213,10 @@ def play(
             reasons.append(str(reason))
 
     try:
-        shape = scenario.regroup(with_groups(scenario.adapt(shape), groups))
+        shape = with_groups(scenario.adapt(shape), cell.groups if cell else groups)
+        if cell is not None and cell.longer:
+            shape = lengthened(shape, cell.longer, cell.longer_times)
+        shape = scenario.regroup(shape)
     except DoesNotApply as reason:
         return Result(scenario.name, shape, Status.NOT_APPLICABLE, variant, str(reason))
     outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
