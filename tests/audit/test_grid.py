@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 
-from moonstep.audit import connectors, driver, grid, groupsets, scenarios, shape
+from moonstep.audit import connectors, driver, grid, groupsets, pool, scenarios, shape
 from moonstep.audit.audit import Order, Verdict
 from moonstep.audit.engineconfig import ConnectorChoice
 from moonstep.audit.findings import Kind
-from moonstep.audit.scenarios.stage import Result, Status, play
+from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play
 from moonstep.audit.shape import Cell, Shape
 from moonstep.cli.main import app
 
@@ -98,6 +98,26 @@ def test_blocks_of_unequal_size_make_round_trips(cell: Cell) -> None:
     result = play(scenarios.by_name(name), run, MOONSTEP, VARIANTS[number % 4], cell=cell)
     assert result.finding is None, f"{name}: {result.finding}"
     assert result.status in (Status.CLEAN, Status.NOT_APPLICABLE)
+
+
+@pytest.mark.parametrize("blocks", ["16", "16,full=64", "16,window=64"])
+def test_the_engine_has_lost_all_it_had_once_it_is_to_forget(blocks: str) -> None:
+    """Also where most blocks of a window come back without a name, and are taken again first."""
+    (cell,) = grid.chosen([f"full+window/{blocks}/plain/v1"])
+    left: list[object] = []
+
+    def body(stage: Stage) -> None:
+        stage.arrive("prompt", 3 * stage.engine.unit_tokens)
+        stage.settle()
+        before = pool.named(stage.engine.scheduler)
+        stage.engine.scheduler.reset_prefix_cache = lambda *options: left.append(
+            before & pool.named(stage.engine.scheduler)
+        )
+        stage.forget()
+        assert before
+
+    play(Scenario("lost", "", body), grid.shape_of(cell, 0), ConnectorChoice(None), cell=cell)
+    assert left == [set()]
 
 
 def test_a_mutant_is_found_in_a_cell() -> None:
