@@ -19,6 +19,7 @@ from moonstep.scheduler.boundaries import Boundaries
 from moonstep.scheduler.captures import CapturePlanner
 from moonstep.scheduler.checks import check_windows
 from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.decoders import Decoders
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.policies import LruPolicy
@@ -323,7 +324,8 @@ def test_what_lazy_left_to_the_engine_is_kept_though_another_life_passes_it_by()
     desk.index.pass_by(placed.slots)
     lookahead = LookAhead()
     lookahead.bind(desk.block_pool)
-    planner = CapturePlanner(desk.groups, desk.index, desk.witness, lookahead, desk.stats)
+    decoders: Any = None  # asked when blocks fill, and none do
+    planner = CapturePlanner(desk.groups, desk.index, desk.witness, lookahead, decoders, desk.stats)
     desk.pool.get_new_blocks(desk.pool.get_num_free_blocks())
     desk.pool.free_blocks([desk.live[1][2]])
     planner.leavers(1 << 20)
