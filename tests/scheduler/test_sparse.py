@@ -19,7 +19,6 @@ from moonstep.scheduler.boundaries import Boundaries
 from moonstep.scheduler.captures import CapturePlanner
 from moonstep.scheduler.checks import check_windows
 from moonstep.scheduler.columns import Columns
-from moonstep.scheduler.decoders import Decoders
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.policies import LruPolicy
