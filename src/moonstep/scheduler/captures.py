@@ -154,9 +154,13 @@ class CapturePlanner:
             if stop <= first:
                 continue
             hashes = tracker.request.block_hashes
-            if stop == first + 1 and tracker.seat >= 0:
-                seated.append((len(columns), tracker))
-                columns.add(tracker.life, first, hashes[stop * units - 1], 0)
+            if stop == first + 1:
+                block = 0  # waits at the seat, or else in the table
+                if tracker.seat >= 0:
+                    seated.append((len(columns), tracker))
+                else:
+                    block = tracker.tables.by_group[index][first]
+                columns.add(tracker.life, first, hashes[stop * units - 1], block)
             else:
                 names = block_names(hashes, group, first, stop)
                 table = tracker.tables.by_group[index]
