@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moonstep.config import Role
+from moonstep.scheduler.lookup import JointLookup
 from moonstep.wire import SCRATCH
-from tests.scheduler.stock import make_request
+from tests.scheduler.stock import BLOCK_TOKENS, GROUPS, make_request
 from tests.store_tier.rig import Rig
 
 MOST_OBJECTS = 4  # in one job
@@ -44,7 +45,7 @@ def test_every_rank_is_asked_and_has_to_bring_its_part() -> None:
     ((_, keys),) = rig.looks.asked
     assert [key.split("/")[2] for key in keys] == ["0.0", "0.1"] * 3
     rig.looks.answer([True, True, True, False, True, True])
-    (job,) = rig.fetches()
+    (job,) = rig.fetches_without_more()
     assert len(job.objects) == 1, "an object counts if all ranks have it, a prefix up to a gap"
     rig.end(job, True, ranks=[0])
     assert rig.written(request) == 0
@@ -64,12 +65,23 @@ def test_a_producer_looks_for_nothing_and_keeps_nobody_waiting() -> None:
 
 
 def test_the_last_token_is_never_fetched() -> None:
-    for tokens, blocks in ((32, 0), (33, 2), (64, 2), (65, 4)):
+    """An object that ends with it is read all the same, for the blocks before it."""
+    for tokens, hit_blocks, objects in (
+        (32, 0, 0),
+        (33, 2, 1),
+        (48, 2, 1),
+        (49, 3, 2),
+        (64, 3, 2),
+        (65, 4, 2),
+    ):
         rig = Rig()
         request = make_request("r", tokens)
-        rig.arrive(request)
-        asked = sum(len(keys) for _, keys in rig.looks.asked)
-        assert 2 * asked == blocks
+        jobs = rig.find(request) if tokens > 32 else []
+        assert sum(len(job.objects) for job in jobs) == objects
+        for job in jobs:
+            rig.end(job)
+        hit = JointLookup(GROUPS, BLOCK_TOKENS).hit_tokens(rig.index, request, 0)
+        assert hit == hit_blocks * BLOCK_TOKENS
 
 
 def test_blocks_that_are_here_are_read_into_scratch() -> None:

@@ -80,7 +80,7 @@ def test_a_fetch_brings_all_that_the_highest_joint_boundary_needs(groups: Sequen
     there = {of.key(0, 0, names[at]) for at in (1, 3, 5, 7)}
     there |= {of.key(1, 0, names[at]) for at in (1, 5)}
     rig.looks.answer([key in there for key in keys])
-    jobs = rig.fetches()
+    jobs = rig.fetches_without_more()
     dense = [(0, 2, names[at]) for at in (1, 3, 5)]
     sparse = (1, 2 if groups[1] is WINDOW else 1, names[5])
     assert moved(jobs) == [*dense, sparse]
