@@ -29,11 +29,7 @@ demo: setup ## Show what Moonstep does on a real engine (four to six minutes); w
 	@$(BIN)/moonstep demo
 
 test: setup ## Run the tests, as CI does
-	@# What starts engines needs both cores; the rest is spread over them, file by file.
-	@failed=0; \
-	$(BIN)/python -m pytest -m 'not engine and not drill' -n 2 --dist loadfile || failed=$$?; \
-	$(BIN)/python -m pytest -m 'engine and not drill' || failed=$$?; \
-	exit $$failed
+	@$(BIN)/python -m pytest -m 'not drill' -n 2 --dist loadfile
 
 drill: setup ## Run the long fault drills (up to an hour); writes out/drill.log
 	@mkdir -p out

@@ -19,11 +19,11 @@ def no_kit_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def order(*scenarios: str, name: str = "MooncakeStoreConnector") -> Order:
-    return Order(ConnectorChoice(name), scenarios, steps=0, seed=0, jobs=4, real_store=True)
+    return Order(ConnectorChoice(name), scenarios, steps=0, seed=0, jobs=1, real_store=True)
 
 
 def masters() -> set[psutil.Process]:
-    """Masters that this process and its children have started (a fixture may keep one for a session)."""
+    """Masters that this process and its children have started (a fixture may keep one longer)."""
     children = psutil.Process().children(recursive=True)
     return {child for child in children if child.name().startswith("mooncake_master")}
 

@@ -10,6 +10,7 @@ from rich.progress import Progress
 from moonstep.bench.engines import model_token_bytes
 from moonstep.bench.multiturn import as_table, run_rows
 from moonstep.bench.multiturn_plan import rows
+from tests.e2e.cpus import own_cpu
 
 MODEL = Path(__file__).parents[2] / ".cache" / "models" / "smollm2-135m"
 
@@ -18,7 +19,7 @@ MODEL = Path(__file__).parents[2] / ".cache" / "models" / "smollm2-135m"
 @pytest.mark.skipif(not MODEL.is_dir(), reason="the set-up has not made the model")
 def test_tokens_computed_and_tokens_cached_are_all_there_are(tmp_path: Path) -> None:
     token_bytes = model_token_bytes(MODEL, dtype_bytes=4)
-    listed = rows(str(MODEL), (0,), token_bytes, seed=0, conversations=5, turns=2)
+    listed = rows(str(MODEL), own_cpu(), token_bytes, seed=0, conversations=5, turns=2)
     moonstep = [row for row in listed if row.name.startswith("Moonstep")][:1]
     with Progress(disable=True) as progress:
         (found,) = run_rows(moonstep, tmp_path, progress)

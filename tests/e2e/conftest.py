@@ -11,6 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+ENGINE_TIMEOUT_S = 600
+"""For a test that starts engines, unless it says otherwise: one core may have to do for both."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def model() -> Path:
     folder = ROOT / ".cache" / "models" / "smollm2-135m"

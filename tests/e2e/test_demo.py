@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from moonstep.demo.figures import EngineFigures
-from moonstep.demo.plan import DemoPlan, usable_cpus
+from moonstep.demo.plan import DemoPlan
 from moonstep.demo.process import EngineFailed, engine_events
+from tests.e2e.cpus import own_cpu
 from tests.e2e.servers import poll
 
 pytestmark = pytest.mark.engine
@@ -24,17 +25,17 @@ def small_plan(model: Path, *, with_moonstep: bool) -> DemoPlan:
     return DemoPlan(
         str(model),
         with_moonstep=with_moonstep,
-        cpus=usable_cpus()[:1],  # one thread does not wait for another on a busy machine
+        cpus=own_cpu(),
         block_tokens=32,
-        kv_blocks=33,
+        kv_blocks=21,
         max_model_tokens=1024,
         step_tokens=1024,
         host_cache="256MiB",
         prompt_count=2,
-        prompt_tokens=700,
+        prompt_tokens=400,
         gap_returns=1,
         gap_spacing_tokens=8,
-        storm_requests=8,
+        storm_requests=6,
         storm_prompt_tokens=90,
         storm_answer_tokens=64,
     )

@@ -47,25 +47,26 @@ def wait_for_keys(master: Master, count: int) -> None:
     raise AssertionError(f"{master.keys()} objects of {count} have been stored")
 
 
-def test_a_producer_prefills_for_a_consumer_over_mooncake(
-    model: Path, tmp_path: Path, master: Master
-) -> None:
+def test_a_producer_prefills_for_a_consumer_over_mooncake(tmp_path: Path, master: Master) -> None:
     """The producer gives the memory."""
+    model = tiny_llama(tmp_path / "model")
     taking = settings(master.url("0"))
-    giving = settings(master.url("512MiB"))
+    giving = settings(master.url("64MiB"))
     with (
         Server(model, tmp_path / "producer.log", giving, role="kv_producer") as producer,
         Server(model, tmp_path / "consumer.log", taking, role="kv_consumer") as consumer,
     ):
         producer.wait_ready()
         consumer.wait_ready()
-        producer.complete(PROMPTS[0], max_tokens=1)
+        producer.complete(TINY_PROMPTS[0], max_tokens=1)
         # The master counts an object when its put begins.
         wait_for_metrics(producer, {"push_objects_total stored": PROMPT_OBJECTS})
-        text, cached = consumer.complete(PROMPTS[0])
+        text, cached = consumer.complete(TINY_PROMPTS[0])
         assert cached == PROMPT_TOKENS
         producer.forget()
-        assert producer.complete(PROMPTS[0]) == (text, PROMPT_TOKENS), "its own host cache works"
+        assert producer.complete(TINY_PROMPTS[0]) == (text, PROMPT_TOKENS), (
+            "its own host cache works"
+        )
         producer.stop()
         consumer.stop()
 

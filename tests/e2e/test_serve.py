@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.servers import Server
+from tests.e2e.tinymodel import story, tiny_llama
 
 pytestmark = pytest.mark.engine
 
 # Ten full blocks of 128 tokens each, different from their first words on.
-STORY = " ".join(f"On day {n} the harbour master counted {n % 7} lanterns." for n in range(105))
-PROMPT, SECOND, THIRD, FOURTH = (f"{name}. {STORY}" for name in ("One", "Two", "Three", "Four"))
 TEN_BLOCKS = 1280
+PROMPT, SECOND, THIRD, FOURTH = (story(name, TEN_BLOCKS + 20) for name in range(1, 5))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that starts and answers quickly: what is tested here is around it."""
+    return tiny_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from moonstep.cli.main import app
 from tests.e2e.servers import Server, poll
+from tests.e2e.tinymodel import story, tiny_llama
 
 pytestmark = pytest.mark.engine
 
@@ -50,20 +51,22 @@ def damaged_count(folder: Path) -> int:
     return result.exit_code
 
 
-def test_what_one_server_stores_another_one_serves(model: Path, tmp_path: Path) -> None:
+def test_what_one_server_stores_another_one_serves(tmp_path: Path) -> None:
     """While both run; and what the first one's last request left, after the first one has ended."""
     folder = tmp_path / "store"
+    model = tiny_llama(tmp_path / "model")
+    one, other = (story(name, PROMPT_TOKENS + 20) for name in (1, 2))
     with (
         Server(model, tmp_path / "first.log", settings(folder)) as first,
         Server(model, tmp_path / "second.log", settings(folder)) as second,
     ):
         first.wait_ready()
         second.wait_ready()
-        text, cached = first.complete(PROMPTS[0])
+        text, cached = first.complete(one)
         assert cached == 0
         # The engine is idle: only the connector keeps it stepping until everything is stored.
         wait_for_objects(folder, PROMPT_OBJECTS)
-        assert second.complete(PROMPTS[0]) == (text, PROMPT_TOKENS)
+        assert second.complete(one) == (text, PROMPT_TOKENS)
         wait_for_metrics(first, {"push_objects_total stored": PROMPT_OBJECTS})
         fetched = {"hit_tokens_total store": PROMPT_TOKENS, "quarantined_slots": 0}
         fetched |= {"fetch_objects_total hit": PROMPT_OBJECTS, "miss_tokens_total absent": 0}
@@ -72,10 +75,10 @@ def test_what_one_server_stores_another_one_serves(model: Path, tmp_path: Path) 
         assert stored["push_bytes_total"] == second.metrics()["fetch_bytes_total"] > 0
         assert stored["push_seconds_count"] > 0
         assert stored["push_seconds_sum"] > 0
-        text, cached = first.complete(PROMPTS[1])
+        text, cached = first.complete(other)
         assert cached == 0
         first.stop()
-        assert second.complete(PROMPTS[1]) == (text, PROMPT_TOKENS)
+        assert second.complete(other) == (text, PROMPT_TOKENS)
         second.stop()
     assert object_count(folder) == 2 * PROMPT_OBJECTS
     assert damaged_count(folder) == 0

@@ -172,6 +172,20 @@ class TestEviction:
         assert answers == [Put.STORED] * 16 + [Put.NO_SPACE] * 14
         assert present(store, range(30)) == [*range(16)]
 
+    def test_a_new_head_finds_room_though_all_was_used_in_this_moment(
+        self, open_store: Open
+    ) -> None:
+        """The heads of chains that were used are marked ahead: that protects them from their own
+        tails, and from nobody else."""
+        store = open_store(objects=16)
+        for head in range(0, 16, 2):
+            store.put(chain(head))
+            store.put(chain(head + 1, parent=head))
+        for number in range(100, 110):
+            assert store.put(chain(number)) == [Put.STORED]
+        left = present(store, range(16))
+        assert all(tail - 1 in left for tail in left if tail % 2)
+
     def test_an_object_larger_than_the_store_finds_no_space_and_evicts_nothing(
         self, open_store: Open, clock: Clock
     ) -> None:

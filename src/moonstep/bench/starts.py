@@ -93,14 +93,12 @@ class Outcome:
 
 
 def plan(model: str, cpus: tuple[int, ...], *, with_moonstep: bool) -> DemoPlan:
-    """One start's engine: the demo's, with fewer prompts and a shorter storm."""
+    """One start's engine: the demo's, with a smaller KV memory."""
     return DemoPlan(
         model=model,
         with_moonstep=with_moonstep,
         cpus=cpus,
-        prompt_count=4,
         gap_returns=1,
-        storm_answer_tokens=128,
         kv_blocks=84,
     )
 
