@@ -274,6 +274,7 @@ def test_blocks_that_another_fetch_brings_are_waited_for() -> None:
     assert rig.written(second) == 7
 
 
+@pytest.mark.parametrize("tokens", [112, 113])
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
@@ -284,9 +285,12 @@ def test_blocks_that_another_fetch_brings_are_waited_for() -> None:
         ({"min_fetch_tokens": 128}, [4]),
     ],
 )
-def test_when_a_prompts_tail_is_pushed(settings: dict[str, object], wanted: list[int]) -> None:
+def test_when_a_prompts_tail_is_pushed(
+    settings: dict[str, object], wanted: list[int], tokens: int
+) -> None:
+    """As soon as it has been captured, and up to the prompt's end: its answer may take long."""
     rig = Store((FULL,)).rig(**settings)
-    request = make_request("r", 113)
+    request = make_request("r", tokens)
     placed = rig.write(request.block_hashes)
     rig.tier.captured(placed.columns, dict.fromkeys(placed.columns.lives, request))
     assert [len(o.slots) for job in rig.pushes() for o in job.objects] == wanted
@@ -328,3 +332,15 @@ def test_a_full_queue_gives_up_tails_before_what_they_hang_on() -> None:
     rig = store.rig(max_busy_share=0.02)  # two objects at a time
     store.write(make_request("w", 177), rig)
     assert sorted(store.blocks_of.values()) == [3, 4, 4]
+
+
+def test_an_end_below_whole_runs_is_read_from_them() -> None:
+    """Its own tail has been evicted, and so has the state at the end of the longer prompt."""
+    store = Store((FULL, STATE))
+    shorter, longer = make_request("w", 113), make_request("longer", 200)
+    store.write(shorter)
+    store.write(longer)
+    of = store.rig().keys.current
+    store.keys -= {of.key(0, 0, shorter.block_hashes[6])}
+    store.keys -= {of.key(1, 0, longer.block_hashes[at]) for at in (7, 11)}
+    assert store.read(make_request("r", 300)) == 112
