@@ -50,6 +50,8 @@ class Arrival:
     state: FetchState = FetchState.LOOKING
     there: set[Mark] = field(default_factory=set)
     """Objects that the store says it has."""
+    whole_tokens: int | None = None
+    """How far whole objects of full attention reach, once the store has answered."""
     ends: list[int] = field(default_factory=list)
     """Where earlier prefixes may have ended, once that has been asked for."""
     reaches: list[Reach] = field(default_factory=list)

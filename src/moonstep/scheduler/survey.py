@@ -61,7 +61,7 @@ class Survey:
         unit, align = objects.unit_tokens, objects.align_tokens
         best = max((reach.resume_tokens for reach in arrival.reaches), default=0)
         ends: set[int] = set()
-        for start in {best, objects.below(self._whole_tokens(arrival))}:
+        for start in {best, objects.below(arrival.whole_tokens or 0)}:
             stop = min(start + unit - 1, top.resume_tokens)
             ends.update(range(start + align, stop + 1, align))
         return sorted(ends - {top.end_tokens})
@@ -78,7 +78,9 @@ class Survey:
 
         Without windows and states the highest alone: all that is below it is part of it.
         """
-        objects, whole = self._objects, self._whole_tokens(arrival)
+        objects, whole = self._objects, arrival.whole_tokens
+        if whole is None:
+            whole = arrival.whole_tokens = self._whole_tokens(arrival)
         highest = objects.below(whole)
         units = range(highest, 0, -objects.unit_tokens)
         if not objects.sparse:
