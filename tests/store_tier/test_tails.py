@@ -82,10 +82,10 @@ class Store:
         assert looks <= 2
         while jobs := rig.fetches():
             for job in jobs:
-                for each in job.objects:
-                    key = rig.keys.current.key(each.group, 0, each.name)
-                    assert self.blocks_of[key] == len(each.slots), "its size is known beforehand"
-                rig.end(job)
+                keys = [rig.keys.current.key(o.group, 0, o.name) for o in job.objects]
+                sizes = [len(each.slots) for each in job.objects]
+                assert [self.blocks_of[key] for key in keys] == sizes, "known beforehand"
+                rig.end(job, [key in self.keys for key in keys])
         assert not rig.tier.is_pending(request)
         align = rig.tier._objects.align_tokens
         hit = JointLookup(self.groups, align).hit_tokens(rig.index, request, 0)
