@@ -28,7 +28,7 @@ def small_plan(model: Path, *, with_moonstep: bool) -> DemoPlan:
         cpus=own_cpu(),
         block_tokens=32,
         kv_blocks=21,
-        max_model_tokens=1024,
+        max_model_tokens=640,
         step_tokens=1024,
         host_cache="256MiB",
         prompt_count=2,

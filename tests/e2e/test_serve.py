@@ -1,4 +1,4 @@
-"""``vllm serve`` with the one flag, as a user runs it: two servers, then one that is misspelt."""
+"""``vllm serve`` with the one flag, as a user runs it: two servers, and one that is misspelt."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ def mib(nbytes: float) -> str:
     return f"{nbytes / (1 << 20):.1f} MiB"
 
 
+@pytest.mark.drill
 def test_a_misspelt_setting_ends_the_start_with_one_line(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "misspelt.log", {"host_cashe": "1GiB"}) as server:
         assert server.wait_ended(timeout_s=280) != 0

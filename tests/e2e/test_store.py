@@ -14,7 +14,8 @@ from moonstep.cli.main import app
 from tests.e2e.servers import Server, poll
 from tests.e2e.tinymodel import story, tiny_llama
 
-pytestmark = pytest.mark.engine
+# In full: the smoke of each in `make test` goes over Mooncake (test_mooncake.py and its fleet).
+pytestmark = [pytest.mark.engine, pytest.mark.drill]
 
 # Ten full blocks of 128 tokens each, different from their first words on: five objects of 256.
 STORY = " ".join(f"On day {n} the harbour master counted {n % 7} lanterns." for n in range(105))
@@ -105,7 +106,6 @@ def ask_in_vain(server: Server, prompt: str) -> None:
         server.complete(prompt)
 
 
-@pytest.mark.drill
 @pytest.mark.timeout(900)
 def test_a_server_killed_while_it_stores_leaves_no_damage(model: Path, tmp_path: Path) -> None:
     """Twice; each time it answers what was stored before, and all that was whole is there."""

@@ -31,6 +31,7 @@ from rich.table import Table
 from moonstep.bench.machine import machine_facts
 from moonstep.config import Settings
 from moonstep.wire import BLOCK, GENERATION, ROW_COLUMNS, SLOT, Rows, StepPlan
+from moonstep.worker.copies import LINE_BYTES
 from moonstep.worker.pieces import Piece, slot_bytes
 from moonstep.worker.worker import MooncakeStoreWorker
 
@@ -277,12 +278,13 @@ def as_table(shape: Shape, measured: list[Measured]) -> Table:
 
 
 def _plain_memory(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory as an engine's allocator gets it: private pages of the usual size, all present."""
-    memory = np.frombuffer(
-        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
-    )
+    """Memory as an engine's allocator gives it: private pages of the usual size, all present, and
+    a tensor that begins one line after a page. How two addresses lie to each other within their
+    pages decides over the speed of some loops."""
+    mapping = mmap.mmap(-1, nbytes + LINE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(mapping, np.uint8)
     memory[:] = 1
-    return memory
+    return memory[LINE_BYTES:]
 
 
 def _sample(call: Callable[[], object]) -> Sample:
