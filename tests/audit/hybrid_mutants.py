@@ -172,6 +172,18 @@ def window_kept_short() -> Iterator[None]:
 
 
 @mutant("full+window")
+def window_given_up_at_its_boundary() -> Iterator[None]:
+    """A window's blocks at the boundary a prompt is resumed from are given up like any others."""
+    fill = SparsePlanner._fill
+
+    def all_in_passing(self: Any, tracker: Any, group: Group, kept: Any, passing: Any) -> None:
+        fill(self, tracker, group, passing, passing)
+
+    with patch.object(SparsePlanner, "_fill", all_in_passing):
+        yield
+
+
+@mutant("full+window")
 def one_block_size_for_all() -> Iterator[None]:
     """Every group's blocks are named as if they were one hash long."""
     with patch.object(Group, "units", 1):

@@ -148,7 +148,8 @@ def table_not_copied() -> Iterator[None]:
     """The engine's own lists are kept as tables; runner V1 goes on to extend them."""
 
     def keep(self: BlockTables, block_ids: Any) -> None:
-        self.by_group = list(block_ids)
+        self._by_group = list(block_ids)
+        self.complete = None
 
     with patch.object(BlockTables, "__init__", keep):
         yield
@@ -176,10 +177,11 @@ def hash_believed() -> Iterator[None]:
             columns.add(0, depth, key[: -len(columns.suffix)], block)
         return columns
 
-    def vouches(self: Witness, block: int, key: Any) -> bool:
-        return self.pool_agrees((block,), [key])
+    def vouched(self: Witness, columns: Columns, keys: Any) -> Columns:
+        pairs = zip(columns.blocks, keys, strict=True)
+        return columns.only(self.pool_agrees((block,), [key]) for block, key in pairs)
 
-    with patch.object(Witness, "computed", computed), patch.object(Witness, "vouches", vouches):
+    with patch.object(Witness, "computed", computed), patch.object(Witness, "vouched", vouched):
         yield
 
 
@@ -187,8 +189,8 @@ def hash_believed() -> Iterator[None]:
 def pool_not_asked() -> Iterator[None]:
     """What was computed into a block counts, whatever the engine has put there since."""
 
-    def saw_allocated(self: Witness, blocks: Any) -> None:
-        del blocks
+    def saw_allocated(self: Witness, blocks: Any, *whose: Any) -> None:
+        del blocks, whose
 
     def pool_agrees(self: Witness, blocks: Any, keys: Any) -> bool:
         return True

@@ -46,7 +46,7 @@ def test_moonstep_is_clean_in_random_histories(groups: str) -> None:
 @pytest.mark.parametrize("groups", GROUP_SETS)
 @pytest.mark.parametrize("scenario", hybrid.SCENARIOS, ids=lambda s: s.name)
 def test_moonstep_is_clean_over_groups(scenario: Scenario, groups: str) -> None:
-    variants = ("lazy", "eager")
+    variants = ("lazy", "eager", "store")
     number = hybrid.SCENARIOS.index(scenario) + GROUP_SETS.index(groups)
     shape, variant = SHAPES[number % len(SHAPES)], variants[number % len(variants)]
     result = play(scenario, shape, MOONSTEP, variant, groups)
@@ -67,3 +67,12 @@ def test_the_mutant_is_found(name: str) -> None:
             assert any(found)
             return
         assert any(history(seed, case.groups)[0] for seed in range(HISTORIES))
+
+
+def test_a_window_given_up_shows_when_its_prompt_comes_again() -> None:
+    """In the host cache alone: what has been pushed is in the store all the same."""
+    scenario = scenarios.by_name("answered")
+    with hybrid_mutants.CASES["window_given_up_at_its_boundary"].mutant():
+        finding = play(scenario, SHAPES[0], MOONSTEP, "eager", "full+window").finding
+    assert finding is not None
+    assert finding.kind in (Kind.BOOKS, Kind.UNUSED)

@@ -42,15 +42,13 @@ def test_what_the_chunks_of_a_prefill_keep_is_what_its_boundaries_need(
             kept += boundaries.kept_positions(group, first, stop, of_request)
             first = max(first, stop)
         last = prompt_tokens // group.block_tokens
-        needed = [p for p in kept_positions(group, whole).tolist() if p < last]
+        needed = [p for p in kept_positions(group, whole) if p < last]
         beyond = [p for p in kept if p not in needed]
         assert [p for p in kept if p in needed] == needed
         # Blocks near the end may belong to an interval's end that the prompt does not reach.
         interval_end = -(-prompt_tokens // (boundaries.interval_tokens or 1))
         ahead = interval_end * boundaries.interval_tokens
-        assert (
-            set(beyond) <= set(kept_positions(group, [ahead]).tolist()) if interval else not beyond
-        )
+        assert set(beyond) <= set(kept_positions(group, [ahead])) if interval else not beyond
 
 
 def test_a_boundary_where_prefixes_part_is_kept() -> None:

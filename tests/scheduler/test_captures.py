@@ -203,6 +203,20 @@ def test_a_preempted_requests_blocks_are_captured_in_the_step_that_preempts_it()
     assert captured(hand.step(preempted=["r"])) == [1, 2, 3, 4]
 
 
+def test_a_victim_has_not_computed_what_the_step_that_preempts_it_would_have() -> None:
+    """Its last token is known, and its last block named by the time it loses its turn."""
+    hand = lazy()
+    running(hand, 62, [1, 2, 3, 4])
+    hand.step({"r": 1})
+    hand.requests["r"].append_output_token_ids(7)
+    hand._name_blocks("r", 1)
+    assert hand.pool.blocks[4].block_hash is not None
+    hand.preempt("r")
+    assert captured(hand.step(preempted=["r"])) == [1, 2, 3]
+    for _ in range(3):
+        assert hand.step().is_empty
+
+
 def test_of_a_victim_only_what_this_step_leaves_intact_is_captured() -> None:
     hand = lazy()
     running(hand, 70, [1, 2, 3, 4, 5])

@@ -30,8 +30,9 @@ class AppendsOnResume(MooncakeStoreScheduler):
         old = self._old_tables.get(request_id)
         super()._start_life(request_id, *args)  # type: ignore[arg-type]
         if old is not None:
-            tables = self.lives[request_id].tables
-            tables.by_group = [o + n for o, n in zip(old, tables.by_group, strict=True)]
+            life = self.lives[request_id]
+            whole = [o + n for o, n in zip(old, life.tables.by_group, strict=True)]
+            life.tables = BlockTables(whole)
 
     def build_connector_meta(self, output: SchedulerOutput) -> StepPlan:
         self._old_tables: dict[str, list[list[int]]] = getattr(self, "_old_tables", {})

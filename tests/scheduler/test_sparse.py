@@ -16,6 +16,7 @@ from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 from moonstep.config import CaptureMode
 from moonstep.groups import Group, GroupKind
 from moonstep.scheduler.boundaries import Boundaries
+from moonstep.scheduler.checks import check_windows
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.sparse import SparsePlanner
@@ -285,6 +286,22 @@ def test_a_window_rolls_and_what_it_left_is_given_up() -> None:
     assert not desk.index._passing
 
 
+def test_a_window_at_a_prompts_end_stays_when_the_life_moves_on() -> None:
+    desk = Desk(FULL, WINDOW)
+    desk.request.num_prompt_tokens = 2 * BLOCK_TOKENS
+    desk.planner.begin(desk.tracker, 0)
+    for tokens in range(16, PROMPT_TOKENS, 16):
+        desk.fill(tokens)
+        check_windows(desk.index, desk.planner, desk.tracker)
+    assert desk.kept(WINDOW) == [0, 1, 2, 3], "16 and 32 for good, of the rest the last two"
+    desk.request.num_computed_tokens = PROMPT_TOKENS - 1
+    desk.planner.finished(desk.tracker)
+    assert desk.kept(WINDOW) == [0, 1, 2, 3]
+    desk.index.pass_by(desk.index.locate(1, desk.request.block_hashes[:1])[0])
+    with pytest.raises(AssertionError):
+        check_windows(desk.index, desk.planner, desk.tracker)
+
+
 def test_lazy_leaves_to_the_engine_what_it_has_a_name_for() -> None:
     desk = Desk(FULL, WINDOW, mode=CaptureMode.LAZY)
     desk.name(WINDOW, 2)
@@ -305,4 +322,24 @@ def test_what_another_life_passes_by_is_kept_once_it_is_wanted() -> None:
     desk.planner.fills([other])
     desk.captured()
     assert not desk.index._passing
+    assert desk.kept(WINDOW) == [2, 3]
+
+
+def test_what_another_life_is_about_to_pass_by_is_kept_once_a_life_begins_beyond_it() -> None:
+    """Its capture is still under way, so it cannot be used yet."""
+    desk = Desk(FULL, WINDOW)
+    desk.request.num_prompt_tokens = 5
+    desk.planner.begin(desk.tracker, 0)
+    desk.tracker.token_len = 64
+    desk.planner.fills([desk.tracker])
+    assert desk.index._passing
+    request = make_request("r", PROMPT_TOKENS)
+    other = RequestTracker(2, request, desk.tracker.tables, [4, 4, 4], saves=True)
+    desk.planner.begin(other, 64)
+    desk.planner.passed(other, WINDOW, 64)
+    desk.captured()
+    check_windows(desk.index, desk.planner, other)
+    for tokens in (PROMPT_TOKENS, PROMPT_TOKENS):
+        desk.fill(tokens)
+    desk.planner.finished(desk.tracker)
     assert desk.kept(WINDOW) == [2, 3]

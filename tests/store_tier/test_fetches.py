@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moonstep.config import Role
+from moonstep.groups import GroupKind
 from moonstep.scheduler.lookup import JointLookup
 from moonstep.wire import SCRATCH
 from tests.scheduler.stock import BLOCK_TOKENS, GROUPS, make_request
@@ -479,3 +484,80 @@ def test_numbers_of_jobs_never_repeat() -> None:
             rig.end(push)
         rig.tier.reset()
     assert len(numbers) == len(set(numbers)) == 10
+
+
+@settings(deadline=None)
+@given(host=st.sets(st.integers(0, 5)), stored=st.sets(st.integers(0, 5)))
+def test_a_prefix_is_found_as_far_as_host_cache_and_store_have_it_together(
+    host: set[int], stored: set[int]
+) -> None:
+    """Each has some of its six runs: the host cache lost others, the store never got them."""
+    rig = Rig()
+    request = make_request("r", 193)
+    hashes = request.block_hashes
+    for run in host:
+        rig.write(hashes[2 * run : 2 * run + 2], first=2 * run)
+    there = {rig.keys.current.key(0, 0, hashes[2 * run + 1]) for run in stored}
+    rig.arrive(request)
+    was_asked = bool(rig.looks.asked)
+    assert was_asked == (len(host) < 6)
+    for _, keys in rig.looks.asked[:]:
+        rig.looks.answer([key in there for key in keys])
+    for job in rig.fetches_without_more():
+        rig.end(job)
+    reach = next(run for run in range(7) if run not in host | stored)
+    assert rig.written(request) == 2 * reach
+    assert rig.tier.admitted("r").known_tokens == (32 * reach if was_asked else 0)
+
+
+def test_a_prefix_behind_a_gap_counts_where_short_ones_are_not_worth_a_fetch() -> None:
+    rig = Rig(min_fetch_tokens=64)
+    request = make_request("r", 140)
+    hashes = request.block_hashes
+    rig.write(hashes[:2])
+    rig.write(hashes[4:6], first=4)
+    (job,) = rig.find(request, [True, False, False])
+    assert [each.name for each in job.objects] == [hashes[3]]
+    rig.end(job)
+    assert rig.written(request) == 6
+
+
+def test_a_fetch_does_not_push_out_the_last_run_it_reads() -> None:
+    """The prompt ends with a block: the run that holds its last boundary goes up to that."""
+    rig = Rig(slots=8)
+    request, other = make_request("r", 96), make_request("o", 65, family=2)
+    rig.write(request.block_hashes[4:6], first=4)
+    rig.write(request.block_hashes[:2])
+    rig.write(other.block_hashes)
+    (job,) = rig.find(request)
+    assert [each.name for each in job.objects] == [request.block_hashes[3]]
+    rig.end(job)
+    assert rig.written(request) == 6
+
+
+def test_a_fetch_does_not_push_out_the_head_it_goes_on_from() -> None:
+    """The head was used longest ago, and the host cache is full."""
+    rig = Rig(slots=8)
+    request, other = make_request("r", 97), make_request("o", 65, family=2)
+    rig.write(request.block_hashes[:4])
+    rig.write(other.block_hashes)
+    (job,) = rig.find(request)
+    rig.end(job)
+    assert rig.written(request) == 6
+    assert rig.written(other) == 2
+
+
+def test_a_fetch_does_not_push_out_the_window_it_goes_on_from() -> None:
+    full = GROUPS[0]
+    window = replace(full, index=1, kind=GroupKind.SLIDING_WINDOW, window_tokens=33)
+    rig = Rig(slots=12, groups=(full, window))
+    request, other = make_request("r", 97), make_request("o", 129, family=2)
+    hashes = request.block_hashes
+    rig.write(hashes[4:6], first=4, group=1)
+    rig.write(hashes[:2])
+    rig.write(other.block_hashes)
+    jobs = rig.find(request)
+    for job in jobs:
+        rig.end(job)
+    assert rig.written(request) == 6
+    assert rig.index.has_written(1, hashes[4:6])

@@ -74,6 +74,9 @@ class RankMemory:
             for group, spec in enumerate(kv_cache_config.kv_cache_groups)
             for name in spec.layer_names
         ]
+        self.first_copies = [
+            first_copy(rank, spec.kv_cache_spec) for spec in kv_cache_config.kv_cache_groups
+        ]
         self.layers_of = [
             [layer for layer in self.layers if layer.group == group]
             for group in range(len(kv_cache_config.kv_cache_groups))

@@ -6,7 +6,7 @@ boundary of full attention, the blocks that cover the window before it, the one 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from moonstep.audit.engine import Engine
     from moonstep.audit.inspector import Kept
+
+Name = tuple[int, bytes]
+"""Group and hash of a block."""
 
 
 def needed_blocks(
@@ -34,11 +37,21 @@ def needed_blocks(
     return range(max(0, boundary - window_tokens + 1) // block_tokens, last)
 
 
-def kept_names(kept: Iterable[Kept], ranks: int) -> set[tuple[int, bytes]]:
-    """Group and hash of what is kept on every rank, one block each."""
-    places = {(one.group, one.block_hash, one.rank) for one in kept if one.blocks == 1}
-    counts = Counter((group, name) for group, name, _ in places)
-    return {name for name, count in counts.items() if count >= ranks}
+def kept_runs(kept: Iterable[Kept], copies: Sequence[Sequence[int]]) -> dict[Name, int]:
+    """By group and hash, how many blocks up to that hash's are kept in one piece, on every rank.
+
+    `copies` says, for each rank and group, which rank is the first with the same bytes: one of
+    them is enough.
+    """
+    found: dict[tuple[int, bytes, int], int] = defaultdict(int)
+    for one in kept:
+        at = (one.group, one.block_hash, copies[one.rank][one.group])
+        found[at] = max(found[at], one.blocks)
+    names = {(group, name) for group, name, _ in found}
+    return {
+        (group, name): min(found.get((group, name, of[group]), 0) for of in copies)
+        for group, name in names
+    }
 
 
 def proof_groups(engine: Engine) -> set[int]:
@@ -53,19 +66,26 @@ def boundaries(engine: Engine, hashes: Sequence[bytes], limit_tokens: int) -> li
     if engine.inspector is None:
         return []
     memory = engine.ranks[0].memory
-    names = kept_names(engine.inspector.kept(), len(engine.ranks))
+    runs = kept_runs(engine.inspector.kept(), [rank.memory.first_copies for rank in engine.ranks])
     proofs = proof_groups(engine)
+
+    def run_at(group: int, position: int) -> int:
+        """Blocks that are kept in one piece up to this one."""
+        end = (position + 1) * memory.block_tokens[group] // engine.hash_tokens
+        return runs.get((group, bytes(hashes[end - 1])), 0) if end <= len(hashes) else 0
 
     def has_all(boundary: int) -> bool:
         for group, tokens in enumerate(memory.block_tokens):
-            units = tokens // engine.hash_tokens
-            needed = needed_blocks(
-                boundary, tokens, memory.window_tokens[group], recurrent=memory.is_recurrent[group]
-            )
-            for at in range(needed.start, needed.stop + (group in proofs)):
-                end = (at + 1) * units
-                if end > len(hashes) or (group, bytes(hashes[end - 1])) not in names:
-                    return False
+            window_tokens, recurrent = memory.window_tokens[group], memory.is_recurrent[group]
+            needed = needed_blocks(boundary, tokens, window_tokens, recurrent=recurrent)
+            missing = {*needed, *range(needed.stop, needed.stop + (group in proofs))}
+            for at in sorted(missing, reverse=True):
+                run = run_at(group, at)
+                # A window kept in one piece is found where it ends, and nowhere else.
+                if window_tokens is None or run == 1 or at == needed.stop - 1 + (group in proofs):
+                    missing.difference_update(range(at - run + 1, at + 1))
+            if missing:
+                return False
         return True
 
     unit = engine.unit_tokens

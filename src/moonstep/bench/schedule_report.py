@@ -11,7 +11,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from moonstep.bench import pending
-from moonstep.bench.joint import joint_hit_us
+from moonstep.bench.joint import Lost, joint_hit_us
 from moonstep.bench.schedule import Measured, decode, lookup, measured, prompt
 
 RUNNING: Final = (64, 256, 1024, 2048, 4096)
@@ -83,9 +83,9 @@ def cases(parts: tuple[str, ...], *, rounds: int, stock: bool) -> Iterator[Case]
 
 def _joint() -> Iterator[Case]:
     """One answer over one group of full attention and five of windows."""
-    for gone in (False, True):
-        times = joint_hit_us(JOINT_TOKENS, JOINT_WINDOWS, JOINT_SAMPLES, gone=gone)
-        case = f"joint hit {JOINT_TOKENS:,}, 6 groups" + (", a window gone" if gone else "")
+    for lost in Lost:
+        times = joint_hit_us(JOINT_TOKENS, JOINT_WINDOWS, JOINT_SAMPLES, lost)
+        case = f"joint hit {JOINT_TOKENS:,}, 6 groups, {lost.value}"
         yield Case([measured(case, "Moonstep", times)], Bound(1000.0))
 
 

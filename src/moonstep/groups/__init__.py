@@ -10,6 +10,7 @@ from moonstep.groups.group import Group, GroupKind, last_boundary_tokens
 from moonstep.groups.hits import Presence, joint_hit_tokens, resumable
 from moonstep.groups.kept import (
     alignment_tokens,
+    interval_ends,
     kept_boundaries,
     kept_positions,
     reachable_tokens,
@@ -25,6 +26,7 @@ __all__ = [
     "alignment_tokens",
     "block_names",
     "hit_blocks",
+    "interval_ends",
     "joint_hit_tokens",
     "kept_boundaries",
     "kept_positions",

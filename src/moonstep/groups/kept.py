@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moonstep.groups.group import Group
 from moonstep.groups.needs import hit_blocks
@@ -75,17 +74,37 @@ def kept_boundaries(groups: Sequence[Group], num_tokens: int, interval_tokens: i
     ([32, 64, 96, 112], [96, 112])
     """
     resend, extension = replay_boundaries(groups, num_tokens)
-    ends = range(interval_tokens, extension, interval_tokens) if interval_tokens else ()
+    ends = interval_ends(interval_tokens, 0, extension)
     return sorted({*ends, resend, extension} - {0})
 
 
-def kept_positions(group: Group, boundaries: Iterable[int]) -> NDArray[np.int64]:
+def interval_ends(interval_tokens: int, above_tokens: int, up_to_tokens: int) -> range:
+    """The ends of intervals in ``(above, up_to]``; none for an interval of 0.
+
+    >>> list(interval_ends(32, 32, 96)), list(interval_ends(0, 32, 96))
+    ([64, 96], [])
+    """
+    if not interval_tokens:
+        return range(0)
+    first_tokens = (above_tokens // interval_tokens + 1) * interval_tokens
+    return range(first_tokens, up_to_tokens + 1, interval_tokens)
+
+
+def kept_positions(
+    group: Group, boundaries: Iterable[int], first: int = 0, stop: int | None = None
+) -> list[int]:
     """Positions of the blocks that hits at ``boundaries`` need, ascending, each once.
+
+    All of them, or those in ``[first, stop)``.
 
     >>> from moonstep.groups import GroupKind
     >>> window = Group(0, GroupKind.SLIDING_WINDOW, 16, 1, (), window_tokens=20)
-    >>> kept_positions(window, [64, 80]).tolist()
-    [2, 3, 4]
+    >>> kept_positions(window, [64, 80]), kept_positions(window, [64, 80], 3, 4)
+    ([2, 3, 4], [3])
     """
-    ranges = [np.arange(r.start, r.stop) for r in (hit_blocks(group, b) for b in boundaries)]
-    return np.unique(np.concatenate(ranges)) if ranges else np.zeros(0, dtype=np.int64)
+    kept: set[int] = set()
+    for boundary in boundaries:
+        needed = hit_blocks(group, boundary)
+        end = needed.stop if stop is None else min(needed.stop, stop)
+        kept.update(range(max(needed.start, first), end))
+    return sorted(kept)

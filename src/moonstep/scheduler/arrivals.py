@@ -58,6 +58,8 @@ class Arrival:
     """Where host cache and store together have all that a resume reads, highest first."""
     known_tokens: int = 0
     """How far host cache and store have its prefix; before the store has answered, may have it."""
+    goal: Reach = NO_REACH
+    """Where it can resume once what is fetched for it has come."""
     reason: MissReason | None = None
     """Why some of it will not come; ``None`` while it may."""
     jobs: set[int] = field(default_factory=set)

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moonstep.engine import Request
-from moonstep.groups import Group, alignment_tokens, hit_blocks, replay_boundaries
+from moonstep.groups import (
+    Group,
+    alignment_tokens,
+    interval_ends,
+    kept_positions,
+    replay_boundaries,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,10 @@ class Boundaries:
         self, first_tokens: int, stop_tokens: int, of_request: Sequence[int]
     ) -> list[int]:
         """The kept boundaries in ``(first, stop]``, ascending, if there is a store; else none."""
-        interval = self.interval_tokens
         if not self.unit_tokens:
             return []
         kept = {b for b in of_request if first_tokens < b <= stop_tokens}
-        if interval:
-            next_end = (first_tokens // interval + 1) * interval
-            kept.update(range(next_end, stop_tokens + 1, interval))
+        kept.update(interval_ends(self.interval_tokens, first_tokens, stop_tokens))
         return sorted(kept)
 
     def kept_positions(
@@ -106,16 +109,9 @@ class Boundaries:
         >>> Boundaries.of([window], 128).kept_positions(window, 0, 20, [80])
         [3, 4, 6, 7, 14, 15]
         """
-        kept: set[int] = set()
-        for boundary in (*of_request, *self._interval_ends(group, first, stop)):
-            needed = hit_blocks(group, boundary)
-            kept.update(range(max(needed.start, first), min(needed.stop, stop)))
-        return sorted(kept)
-
-    def _interval_ends(self, group: Group, first: int, stop: int) -> range:
-        """Ends of intervals that may need one of the positions ``[first, stop)``."""
-        interval, block = self.interval_tokens, group.block_tokens
-        if not interval:
-            return range(0)
-        low = max(first - group.proof_blocks, 0) * block // interval * interval
-        return range(low or interval, (stop + group.window_blocks) * block + 1, interval)
+        # The end of an interval needs blocks at most a window before it, and its proof.
+        above = max(0, first - group.proof_blocks) * group.block_tokens
+        ends = interval_ends(
+            self.interval_tokens, above, (stop + group.window_blocks) * group.block_tokens
+        )
+        return kept_positions(group, (*of_request, *ends), first, stop)

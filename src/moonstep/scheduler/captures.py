@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from moonstep.config import CaptureMode, Settings
 from moonstep.groups import Group, GroupKind, alignment_tokens, block_names
+from moonstep.scheduler.allocations import whole_blocks
 from moonstep.scheduler.columns import BlockKey, Columns, group_of_key
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import Going, LookAhead
@@ -69,16 +70,15 @@ class CapturePlanner:
         Before the ranks have reported their slots, the same blocks are looked at again next time.
         """
         for group in self._dense:
+            if mode is CaptureMode.LAZY:
+                self._pass(trackers, group)
+                continue
             columns = self._filled(trackers, group)
             if not columns:
                 continue
             keys = columns.keys()
-            self._witness.saw_computed(columns, keys)
-            if mode is CaptureMode.LAZY:
-                continue
             if not self._witness.pool_agrees(columns.blocks, keys):
-                agreed = map(self._witness.vouches, columns.blocks, keys)
-                vouched = columns.only(agreed)
+                vouched = self._witness.vouched(columns, keys)
                 self._stats.unvouched_blocks += len(columns) - len(vouched)
                 columns = vouched
             self._capture(self._index.unheld(columns), engine_keeps=self._engine_resumes)
@@ -91,7 +91,7 @@ class CapturePlanner:
         for tracker in trackers:
             for group in self._dense:
                 columns = _computed(tracker, group)
-                vouched = columns.only(map(self._witness.vouches, columns.blocks, columns.keys()))
+                vouched = self._witness.vouched(columns, columns.keys())
                 wanted = self._index.unheld(vouched)
                 wanted = wanted.part(0, budget_bytes // group.block_bytes)
                 budget_bytes -= len(wanted) * group.block_bytes
@@ -104,7 +104,7 @@ class CapturePlanner:
         the first witness.
         """
         for columns in held:
-            self._witness.saw_computed(columns, columns.keys())
+            self._witness.saw_computed(columns)
             self._capture(self._index.unheld(columns), engine_keeps=False)
 
     def leavers(self, budget_bytes: int) -> None:
@@ -115,6 +115,8 @@ class CapturePlanner:
         if not self._index.slot_count:
             return
         going = self._lookahead.next_to_go()
+        if not going.blocks:
+            return
         for index, (blocks, keys) in _by_group(going, self._groups).items():
             block_bytes = self._groups[index].block_bytes
             computed = self._witness.computed(index, blocks, keys)
@@ -127,6 +129,14 @@ class CapturePlanner:
             if len(wanted) > self._index.free_count:
                 wanted = wanted.by_depth()
             self._capture(wanted, engine_keeps=False)
+
+    def _pass(self, trackers: Sequence[RequestTracker], group: Group) -> None:
+        """Note how far each life has come, and nothing else: its blocks wait until they go."""
+        if self._index.slot_count:
+            for tracker in trackers:
+                stop = whole_blocks(tracker, group, self._align_tokens)
+                if stop > tracker.next_block[group.index]:
+                    tracker.next_block[group.index] = stop
 
     def _filled(self, trackers: Sequence[RequestTracker], group: Group) -> Columns:
         """The blocks that became whole since each life was last looked at."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moonstep.groups import GroupKind
+from moonstep.groups import GroupKind, block_names
 from moonstep.scheduler.slots import SlotState
 
 if TYPE_CHECKING:
     from moonstep.scheduler.index import HostIndex
     from moonstep.scheduler.scheduler import MooncakeStoreScheduler
+    from moonstep.scheduler.sparse import SparsePlanner
+    from moonstep.scheduler.tracker import RequestTracker
 
 
 def check_index(index: HostIndex) -> None:
@@ -49,3 +51,32 @@ def check_scheduler(half: MooncakeStoreScheduler) -> None:
                 continue  # its table is sparse, and read by nobody
             covered = len(tracker.tables.by_group[group.index]) * group.block_tokens
             assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
+        if not half._sparse.takes_states and not _has_lost(half):
+            check_windows(half.index, half._sparse, tracker)
+
+
+def _has_lost(half: MooncakeStoreScheduler) -> bool:
+    """Whether anything that was to be kept may not be: another life may pass it by since then.
+
+    With a store, what a fetch was to bring is not captured beside it, and the fetch may fail.
+    """
+    if half._rests:
+        return True
+    counts, stats = half.index.counts, half.stats
+    return bool(counts.evicted or counts.refused or stats.failed_blocks or stats.unvouched_blocks)
+
+
+def check_windows(index: HostIndex, planner: SparsePlanner, tracker: RequestTracker) -> None:
+    """Raise AssertionError if a window that a life keeps for good is kept in passing only.
+
+    Where there are no states: beside them it is decided anew at each boundary.
+    """
+    if tracker.trail is None or not tracker.saves:
+        return
+    for group in planner.groups:
+        stop = tracker.next_block[group.index]
+        kept = planner.boundaries.kept_positions(group, 0, stop, tracker.trail.of_request)
+        names = block_names(tracker.request.block_hashes, group)
+        slots = {index._slot_of[group.index].get(names[at]): at for at in kept}
+        given_up = [slots[slot] for slot in index._passing.intersection(slots)]
+        assert not given_up, f"{tracker.request_id}: blocks {given_up} of group {group.index}"

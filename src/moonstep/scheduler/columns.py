@@ -25,12 +25,14 @@ Numbers = npt.NDArray[np.int64]
 _GROUP_BYTES = 4
 
 
-def numbers(values: Sequence[int]) -> Numbers:
-    """The values as an array of their own.
+def numbers(values: Sequence[int] | Numbers) -> Numbers:
+    """The values as an array; what is one already stays as it is.
 
     >>> numbers([3, 1]).tolist()
     [3, 1]
     """
+    if isinstance(values, np.ndarray):
+        return values
     return np.fromiter(values, np.int64, len(values))
 
 

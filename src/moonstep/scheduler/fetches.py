@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from moonstep.engine import Request
+from moonstep.groups import block_names, hit_blocks
 from moonstep.scheduler.arrivals import (
     Arrival,
     Asked,
@@ -129,6 +130,7 @@ class FetchPlanner:
             wanted, jobs, is_whole = self._missing(arrival, reach, most_slots)
             if is_whole or not self._objects.sparse:
                 arrival.jobs |= jobs
+                arrival.goal = reach
                 return wanted
         return []
 
@@ -155,6 +157,19 @@ class FetchPlanner:
             if columns:
                 wanted.append((each, columns))
         return wanted, jobs, True
+
+    def use(self, life: int, arrival: Arrival) -> None:
+        """What the host cache has of what an arrival will resume from, ``life`` uses from now on.
+
+        Else it might be what makes room for the rest: it was used long ago, perhaps longest of all.
+        """
+        objects, goal = self._objects, arrival.goal
+        ends = [(shape.group, goal.end_tokens) for shape in objects.dense]
+        ends += [(shape.group, goal.resume_tokens) for shape in objects.sparse]
+        for group, end_tokens in ends:
+            needed = hit_blocks(group, end_tokens)
+            names = block_names(arrival.request.block_hashes, group, needed.start, needed.stop)
+            self._index.use(life, group.index, names, (), needed[: len(names)])
 
     def place(
         self, life: int, wanted: Sequence[tuple[WantedObject, Columns]]

@@ -21,6 +21,8 @@ class FillClock:
         self._align_blocks = alignment_tokens(groups) // self._first.block_tokens
         self._tokens_per_decode = tokens_per_decode
         self._wheel: Wheel[RequestTracker] = Wheel()
+        self.has_due = self._wheel.has_due
+        """Whether there may be lives to look at in a step."""
 
     def enter(self, tracker: RequestTracker, step: int) -> None:
         """Look at the life in ``step``."""
@@ -29,10 +31,6 @@ class FillClock:
     def leave(self, tracker: RequestTracker) -> None:
         """Look at the life no more."""
         self._wheel.leave(tracker)
-
-    def has_due(self, step: int) -> bool:
-        """Whether there may be lives to look at in ``step``."""
-        return self._wheel.has_due(step)
 
     def due(self, step: int, num_scheduled: Mapping[str, int]) -> list[RequestTracker]:
         """The lives to look at in ``step``, settled to what it computes.

@@ -60,9 +60,11 @@ class Holds:
             first, stop = tracker.next_block[group.index], end_tokens // group.block_tokens
             if group.kind is GroupKind.SLIDING_WINDOW:
                 first = max(first, hit_blocks(group, end_tokens).start)
+            table = tracker.tables.by_group[group.index]
+            if not tracker.is_followed:
+                first = max(first, self._named_stop(table, stop))
             names = block_names(request.block_hashes, group, first, stop)
             stop = first + len(names)
-            table = tracker.tables.by_group[group.index]
             if not first < stop <= len(table):
                 continue
             columns = Columns(group.index)
@@ -72,6 +74,14 @@ class Holds:
                 continue  # a window has left them behind
             self._pool.touch(blocks)
             self._holds.append(_Hold(columns, blocks))
+
+    def _named_stop(self, table: Sequence[int], stop: int) -> int:
+        """Where in ``table[:stop]`` the blocks begin that the engine has no name for."""
+        blocks = self._pool.blocks if self._pool is not None else ()
+        stop = min(stop, len(table))
+        while stop and blocks and blocks[table[stop - 1]].block_hash is None:
+            stop -= 1
+        return stop
 
     def outdate(self) -> None:
         """The caches were reset: what is held is let go without being kept."""

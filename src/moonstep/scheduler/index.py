@@ -8,7 +8,7 @@ takes several steps and stays as it is until that load lets go.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,7 +26,7 @@ from moonstep.scheduler.columns import (
 )
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.scheduler.slots import AT_ONCE, IndexCounts, Placed, SlotState
+from moonstep.scheduler.slots import AT_ONCE, WRITTEN, IndexCounts, Placed, SlotState
 
 
 class HostIndex:
@@ -102,17 +102,12 @@ class HostIndex:
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
         """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
-        slot_of = self._slot_of[group]
+        which = self.which_written if self._planned_count else self.which_held
         for first in range(start, stop, AT_ONCE):
-            held = list(map(slot_of.__contains__, names[first : min(first + AT_ONCE, stop)]))
-            if False in held:
-                stop = first + held.index(False)
-                break
-        if not self._planned_count:
-            return stop - start
-        slots = [slot_of[name] for name in names[start:stop]]
-        unwritten = np.flatnonzero(self._states[slots] != SlotState.WRITTEN)
-        return int(unwritten[0]) if len(unwritten) else stop - start
+            there = list(which(group, names[first : min(first + AT_ONCE, stop)]))
+            if False in there:
+                return first + there.index(False) - start
+        return stop - start
 
     def which_held(self, group: int, names: Iterable[BlockHash]) -> Iterable[bool]:
         """For each of these blocks, whether a slot has it or is about to."""
@@ -121,13 +116,12 @@ class HostIndex:
     def which_written(self, group: int, names: Iterable[BlockHash]) -> list[bool]:
         """For each of these blocks, whether it can be promised."""
         state, slots = self._state, map(self._slot_of[group].get, names)
-        return [slot is not None and state[slot] == SlotState.WRITTEN for slot in slots]
+        return [slot is not None and state[slot] == WRITTEN for slot in slots]
 
     def written(self, group: int) -> dict[BlockHash, int]:
         """The slots of all blocks that can be promised, by name. A copy, for tests and audits."""
-        state = self._state
-        slot_of = self._slot_of[group]
-        return {n: slot for n, slot in slot_of.items() if state[slot] == SlotState.WRITTEN}
+        state, slot_of = self._state, self._slot_of[group]
+        return {n: slot for n, slot in slot_of.items() if state[slot] == WRITTEN}
 
     def holds(self, group: int, name: BlockHash) -> bool:
         """Whether a slot has this block or is about to."""
@@ -139,10 +133,9 @@ class HostIndex:
 
     def unheld(self, columns: Columns) -> Columns:
         """The rows whose block no slot has or is about to have, each name once."""
-        slot_of, names = self._slot_of[columns.group], columns.names
-        left = columns
-        if not slot_of.keys().isdisjoint(names):
-            left = columns.only([name not in slot_of for name in names])
+        slot_of, left = self._slot_of[columns.group], columns
+        if not slot_of.keys().isdisjoint(left.names):
+            left = columns.only([name not in slot_of for name in columns.names])
         if len(set(left.names)) < len(left):
             return left.only(first_of_each(left.names))
         return left
@@ -154,7 +147,7 @@ class HostIndex:
         slot_of = self._slot_of[group]
         slots = [slot_of[name] for name in names]
         at = numbers(slots)
-        unwritten = np.flatnonzero(self._states[at] != SlotState.WRITTEN)
+        unwritten = np.flatnonzero(self._states[at] != WRITTEN)
         if len(unwritten):
             raise KeyError(names[unwritten[0]])
         return slots, self._generation[at]
@@ -192,7 +185,7 @@ class HostIndex:
         at = self._under_way(placed)
         if self._nameless and not self._nameless.keys().isdisjoint(placed.slots):
             return sum(self._acknowledge_one(placed, row) for row in range(len(placed)))
-        self._states[at] = SlotState.WRITTEN
+        self._states[at] = WRITTEN
         self._planned_count -= len(at)
         return len(at)
 
@@ -231,7 +224,7 @@ class HostIndex:
         used = [
             (depth, slot)
             for depth, slot in zip(at, slots, strict=True)
-            if slot is not None and state[slot] == SlotState.WRITTEN
+            if slot is not None and state[slot] == WRITTEN
         ]
         mine = [slot for _, slot in used]
         self._policy.use(chain, self._depths(group, [depth for depth, _ in used]), mine)
@@ -281,7 +274,7 @@ class HostIndex:
         for slot_of in self._slot_of:
             slots = list(slot_of.values())
             slot_of.clear()
-            written = [slot for slot in slots if self._state[slot] == SlotState.WRITTEN]
+            written = [slot for slot in slots if self._state[slot] == WRITTEN]
             planned = (slot for slot in slots if self._state[slot] == SlotState.PLANNED)
             self._nameless.update(dict.fromkeys(planned, False))
             self._states[written] = SlotState.DOOMED
@@ -344,7 +337,7 @@ class HostIndex:
 
     def _may_leave(self, slots: Sequence[int]) -> list[bool]:
         state, pins = self._state, self._pins
-        return [state[slot] == SlotState.WRITTEN and slot not in pins for slot in slots]
+        return [state[slot] == WRITTEN and slot not in pins for slot in slots]
 
     def _keys_of(self, slots: Sequence[int]) -> list[BlockKey]:
         at = numbers(slots)
@@ -372,7 +365,7 @@ class HostIndex:
                 return False
             del self._nameless[slot]
             slot_of[name] = slot
-        self._state[slot] = SlotState.WRITTEN
+        self._state[slot] = WRITTEN
         self._planned_count -= 1
         return True
 
@@ -381,6 +374,21 @@ class HostIndex:
         if not slots:
             return
         at = numbers(slots)
+        states = self._states[at]
+        if len(self._slot_of) == 1 and (states == WRITTEN).all():
+            deque(map(self._slot_of[0].__delitem__, self._name[at].tolist()), 0)
+        else:
+            self._forget_names(at, slots)
+            self._planned_count -= int(np.count_nonzero(states == SlotState.PLANNED))
+        if self._passing:
+            self._passing.difference_update(slots)
+        self._states[at] = SlotState.FREE
+        self._name[at] = None
+        self.residency.forget(slots)
+        self._policy.remove(slots)
+        self._free.extend(slots)
+
+    def _forget_names(self, at: Numbers, slots: Sequence[int]) -> None:
         rows = zip(self._group[at].tolist(), self._name[at].tolist(), slots, strict=True)
         for group, name, slot in rows:
             slot_of = self._slot_of[group]
@@ -390,11 +398,3 @@ class HostIndex:
         if self._nameless:
             for slot in slots:
                 self._nameless.pop(slot, None)
-        if self._passing:
-            self._passing.difference_update(slots)
-        self._planned_count -= int(np.count_nonzero(self._states[at] == SlotState.PLANNED))
-        self._states[at] = SlotState.FREE
-        self._name[at] = None
-        self.residency.forget(slots)
-        self._policy.remove(slots)
-        self._free.extend(slots)

@@ -6,14 +6,17 @@ request was preempted or has finished. Nothing else is remembered about preempti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, compress
-from typing import Final
+from collections.abc import Container, Iterable, Sequence
+from itertools import compress
+from typing import Final, cast
 
 from moonstep.engine import CachedRequests, Request, SchedulerOutput
 from moonstep.groups import Group
+from moonstep.scheduler.allocations import Grown, GrownLists
+from moonstep.scheduler.decoders import Decoders
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tracker import RequestTracker
+from moonstep.scheduler.witness import NOBODY
 
 _MOST_REMEMBERED: Final = 256
 
@@ -23,6 +26,7 @@ class Lives:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.by_id: dict[str, RequestTracker] = {}
+        self.decoders = Decoders()
         self._groups = tuple(groups)
         self._count = 0
         self.request_of: dict[int, Request] = {}
@@ -35,7 +39,10 @@ class Lives:
 
     def end(self, request_id: str) -> RequestTracker | None:
         """End the request's life, if it has one."""
-        return self.by_id.pop(request_id, None)
+        tracker = self.by_id.pop(request_id, None)
+        if tracker is not None and not tracker.is_followed:
+            self.decoders.leave(request_id)
+        return tracker
 
     def start(
         self,
@@ -59,23 +66,74 @@ class Lives:
             del self.request_of[next(iter(self.request_of))]
         return tracker
 
-    def extend(self, cached: CachedRequests) -> list[int]:
+    def let_decode(self, trackers: Sequence[RequestTracker]) -> list[RequestTracker]:
+        """Follow these lives no more once they decode; those that are still to be looked at."""
+        followed = []
+        for tracker in trackers:
+            if tracker.is_prefilling:
+                followed.append(tracker)
+                continue
+            tracker.is_followed = False
+            if len(tracker.sources) == 1:
+                self.decoders.enter(tracker)
+        return followed
+
+    def extend(self, cached: CachedRequests) -> list[Grown]:
         """Append this step's new blocks to the tables of running requests; answer with all of them.
 
         Resumed requests are passed over: their lists are whole tables and began a life.
         """
-        if _no_new_blocks(cached):
+        new_block_ids, resumed = cached.new_block_ids, cached.resumed_req_ids
+        if new_block_ids.count(None) == len(new_block_ids):
             return []
-        resumed, new_block_ids = cached.resumed_req_ids, cached.new_block_ids
-        growing = compress(cached.req_ids, new_block_ids)
-        pairs = zip(growing, filter(None, new_block_ids), strict=True)
-        grown = [pair for pair in pairs if pair[0] not in resumed]
-        by_id = self.by_id
-        for request_id, block_ids in grown:
-            tracker = by_id.get(request_id)
+        growing = list(compress(cached.req_ids, new_block_ids))
+        new = list(filter(None, new_block_ids))
+        seats = list(map(self.decoders.seat_of.get, growing))
+        firsts = [ids[0] for ids in new]
+        if not resumed and None not in seats and set(map(len, firsts)) == {1}:
+            return [self.decoders.grew(cast("list[int]", seats), [block for (block,) in firsts])]
+        return self._extend_each(zip(growing, new, seats, strict=True), resumed)
+
+    def _extend_each(
+        self,
+        new: Iterable[tuple[str, Sequence[Sequence[int]], int | None]],
+        resumed: Container[str],
+    ) -> list[Grown]:
+        """As ``extend``, where not every life that grows is one that decodes."""
+        seats: list[int] = []
+        blocks: list[int] = []
+        grown = GrownLists([], [], [])
+        for request_id, block_ids, seat in new:
+            if request_id in resumed:
+                continue
+            if seat is not None and len(block_ids[0]) == 1:
+                seats.append(seat)
+                blocks.append(block_ids[0][0])
+                continue
+            if seat is not None:
+                self.decoders.leave(request_id)
+            tracker = self.by_id.get(request_id)
             if tracker is not None:
-                tracker.tables.append(block_ids)
-        return list(chain.from_iterable(chain.from_iterable(ids for _, ids in grown)))
+                _append(tracker, block_ids, grown)
+            else:
+                for ids in block_ids:
+                    grown.note(ids, NOBODY, 0)
+        seated = [self.decoders.grew(seats, blocks)] if seats else []
+        return [Grown(*grown), *seated]
+
+
+def _append(tracker: RequestTracker, block_ids: Sequence[Sequence[int]], grown: GrownLists) -> None:
+    """Append a life's new blocks to its tables, and note them."""
+    tables = tracker.tables.by_group
+    for table, ids, source in zip(tables, block_ids, tracker.sources, strict=True):
+        if len(ids) == 1:  # as in most steps
+            grown.blocks.append(ids[0])
+            grown.sources.append(source)
+            grown.depths.append(len(table))
+            table.append(ids[0])
+        elif ids:
+            grown.note(ids, source, len(table))
+            table.extend(ids)
 
 
 def changes_nothing(output: SchedulerOutput) -> bool:
@@ -86,12 +144,9 @@ def changes_nothing(output: SchedulerOutput) -> bool:
         or output.scheduled_new_reqs
         or output.preempted_req_ids
         or cached.resumed_req_ids
-    ) and _no_new_blocks(cached)
-
-
-def _no_new_blocks(cached: CachedRequests) -> bool:
-    """Whether no running request got a block: one comparison an entry, in C."""
-    return cached.new_block_ids.count(None) == len(cached.new_block_ids)
+        # One comparison for each running request, in C.
+        or cached.new_block_ids.count(None) < len(cached.new_block_ids)
+    )
 
 
 def starts_of(output: SchedulerOutput) -> list[tuple[str, Sequence[Sequence[int]], int]]:

@@ -159,7 +159,7 @@ class LoadQueue:
         self._row_count += count
         if not load.outdated:
             part = restore.columns.part(start, stop)
-            self._witness.saw_computed(part, part.keys())
+            self._witness.saw_computed(part)
             self._index.residency.note(restore.slots[start:stop], part.blocks)
         if self._rests:
             self._index.pin(restore.slots[start:stop])

@@ -26,14 +26,16 @@ from moonstep.scheduler.options import options_of
 from moonstep.scheduler.pushes import PushQueue
 
 _MOST_LOOKS: Final = 64
+"""So many steps a boundary is looked at; what has not come by then never will."""
 
 
 class Ended(NamedTuple):
-    """A boundary of a request at which a prefix ends, and how often we looked whether all of what
-    is stored for that is there."""
+    """A boundary of a request at which a prefix ends: what is stored for that, as soon as all of it
+    can be named, and how often we looked whether it is there."""
 
     request: Request
     boundary_tokens: int
+    objects: tuple[WantedObject, ...] | None = None
     looks: int = 0
 
 
@@ -103,12 +105,11 @@ class Offers:
         """Offer what is stored where prefixes end, as soon as all of it has been captured."""
         for _ in range(len(self._ended)):
             ended = self._ended.popleft()
-            request = ended.request
-            objects = list(self._objects.ending(request.block_hashes, ended.boundary_tokens))
-            if all(map(self._is_here, objects)):
-                self._offer(request, objects)
+            objects = self._named(ended) if ended.objects is None else ended.objects
+            if objects is not None and all(map(self._is_here, objects)):
+                self._offer(ended.request, objects)
             elif ended.looks < _MOST_LOOKS:
-                self._ended.append(ended._replace(looks=ended.looks + 1))
+                self._ended.append(ended._replace(objects=objects, looks=ended.looks + 1))
 
     def reset(self) -> None:
         """New keys: what has not been offered is from before."""
@@ -131,8 +132,19 @@ class Offers:
 
     def _end_at(self, request: Request, boundary_tokens: int) -> None:
         """Offer what is stored because a prefix ends there, unless nobody would ever fetch it."""
-        if boundary_tokens and boundary_tokens >= self._settings.min_fetch_tokens:
+        is_boundary = boundary_tokens > 0 and boundary_tokens % self._objects.align_tokens == 0
+        if is_boundary and boundary_tokens >= self._settings.min_fetch_tokens:
             self._ended.append(Ended(request, boundary_tokens))
+
+    def _named(self, ended: Ended) -> tuple[WantedObject, ...] | None:
+        """All that is stored because a prefix ends there; ``None`` while it is not hashed so far.
+
+        From a part of it nobody could go on.
+        """
+        request, end_tokens = ended.request, ended.boundary_tokens
+        if self._objects.end(end_tokens, self._hashed_tokens(request)) < end_tokens:
+            return None
+        return tuple(self._objects.ending(request.block_hashes, end_tokens))
 
     def _offer(self, request: Request, objects: Iterable[WantedObject]) -> None:
         """Push these objects, as far as they are here."""

@@ -103,7 +103,12 @@ class LruPolicy:
         pop, listed = self._chains.pop, self._chains
         for chain, item in zip(chains, items.tolist(), strict=True):
             listed[chain] = entry = pop(chain, None) or _Chain()
-            self._list(entry, item)
+            known = entry.items
+            if not known or known[-1] < item:
+                known.append(item)
+            else:
+                insort(known, item)
+            entry.live += 1
 
     def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
         at = numbers(slots)
@@ -209,14 +214,6 @@ class LruPolicy:
         entry = self._chains.pop(chain, None) or _Chain()
         self._chains[chain] = entry
         return entry
-
-    def _list(self, entry: _Chain, item: int) -> None:
-        items = entry.items
-        if not items or items[-1] < item:
-            items.append(item)
-        else:
-            insort(items, item)
-        entry.live += 1
 
     def _list_run(self, chain: ChainId, items: list[int]) -> None:
         """List entries of one chain in few passes: most runs go behind or before what is there."""

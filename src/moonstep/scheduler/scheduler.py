@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from moonstep.config import CaptureMode, Settings
 from moonstep.engine import AllocatedBlocks, BlockPool, CacheManager, Request, SchedulerOutput
 from moonstep.groups import Group
+from moonstep.scheduler.allocations import Allocations
 from moonstep.scheduler.boundaries import Boundaries
 from moonstep.scheduler.captures import Capture, CapturePlanner, capture_mode
 from moonstep.scheduler.checks import check_scheduler
@@ -30,7 +31,7 @@ from moonstep.scheduler.sparse import SparsePlanner
 from moonstep.scheduler.stats import SchedulerStats
 from moonstep.scheduler.tier import Tier, TierMaker
 from moonstep.scheduler.tracker import Admission, LoadSpec, RequestTracker
-from moonstep.scheduler.witness import Witness
+from moonstep.scheduler.witness import NOBODY, Witness
 from moonstep.wire import Job, StepPlan, WorkerReport, join_rows
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,14 @@ class MooncakeStoreScheduler:
         self._mode = capture_mode(settings, groups)
         self._slots_by_rank: dict[int, int] = {}
         self._witness = Witness()
+        self._allocations = Allocations(groups, self._witness, self._lookahead)
+        self._stirred = True  # something was said or is owed: the next plan may not be empty
         self._planner = CapturePlanner(
             groups, self.index, self._witness, self._lookahead, self.stats
         )
         self._sparse = SparsePlanner(groups, boundaries, self.index, self._witness, self.stats)
+        # A store's jobs go by the clock as well, and states come when they come.
+        self._never_idle = store is not None or self._sparse.takes_states
         self._holds = Holds(groups)
         self._hashes_lag = hashes_lag
         self._ledger = CaptureLedger(rank_count)
@@ -127,6 +132,7 @@ class MooncakeStoreScheduler:
         """
         if self.tier.is_pending(request):
             return None, False
+        self._stirred = True
         promise = self._promises.make(request, num_computed_tokens)
         return promise.external_tokens, promise.sliced
 
@@ -138,7 +144,7 @@ class MooncakeStoreScheduler:
         ``num_external_tokens`` may be less than was answered, down to 0. A sliced load comes here
         twice: when its blocks are allocated, and with 0 when it runs at last.
         """
-        load = None
+        load, self._stirred = None, True
         look, said = self.tier.admitted(request.request_id), self._promises.get(request.request_id)
         look = overruled(look, request, said, num_external_tokens)
         self._looks.setdefault(request.request_id, look)
@@ -157,6 +163,7 @@ class MooncakeStoreScheduler:
         tracker = self._lives.by_id.get(request.request_id) if left else None
         if tracker is not None and tracker.saves and tracker.request is request:
             self._holds.hold(tracker)
+            self._stirred = True
         return False
 
     def build_connector_meta(self, output: SchedulerOutput) -> StepPlan:
@@ -172,8 +179,8 @@ class MooncakeStoreScheduler:
         victims, finished = self._end_lives(output)
         for request_id, block_ids, num_computed_tokens in starts_of(output):
             self._start_life(request_id, block_ids, num_computed_tokens)
-        if taken := self._lives.extend(output.scheduled_cached_reqs):
-            self._saw_allocated(taken)
+        for grown in self._lives.extend(output.scheduled_cached_reqs):
+            self._allocations.grew(grown)
         if self._admitted:
             self._start_loads()
         self._loads.advance(self._settings.restore_slice_bytes)
@@ -187,20 +194,13 @@ class MooncakeStoreScheduler:
         jobs = self.tier.plan(self._lives.new_number)
         self._promises.clear()
         self._admitted.clear()
+        self._stirred = self._never_idle or bool(self._loads)
         return self._plan(captures, jobs)
 
     def _has_nothing_to_do(self, output: SchedulerOutput) -> bool:
         """Whether nothing is new and nothing is owed, as in most steps of a decoding engine."""
         return not (
-            self._rests  # a store's jobs go by the clock as well
-            or self._sparse.takes_states  # they come when they come
-            or self._promises
-            or self._admitted
-            or self._loads
-            or self._loads.has_plans
-            or self._holds
-            or self._fills.has_due(self._step)
-            or self._lookahead.has_news
+            self._stirred or self._fills.has_due(self._step) or self._lookahead.has_news
         ) and changes_nothing(output)
 
     def _plan(self, captures: Sequence[Capture], jobs: tuple[Job, ...]) -> StepPlan:
@@ -234,14 +234,22 @@ class MooncakeStoreScheduler:
         self.tier.reset()
         self._loads.outdate()
         self._outdated.update(self._sliced)
+        self._lives.decoders.forget_sources()
         for tracker in self.lives.values():
             tracker.saves = False
+            tracker.sources = [NOBODY] * len(tracker.sources)
             self._fills.leave(tracker)
         return True
 
     def check(self) -> None:
         """Raise AssertionError unless the books add up. For tests and audits, between steps."""
         check_scheduler(self)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether lives are looked at as they fill blocks, and not only when they end."""
+        is_lazy = self._mode is CaptureMode.LAZY and not self._sparse.groups
+        return not (is_lazy and self.index.slot_count)
 
     @property
     def lives(self) -> Mapping[str, RequestTracker]:
@@ -281,26 +289,28 @@ class MooncakeStoreScheduler:
         self._outdated.discard(request_id)
         return self._sliced.pop(request_id, None)
 
-    def _end_life(self, request_id: str) -> RequestTracker | None:
+    def _end_life(self, request_id: str, limit_tokens: int | None = None) -> RequestTracker | None:
         tracker = self._lives.end(request_id)
         if tracker is not None:
             self._fills.leave(tracker)
+            self._allocations.end(tracker, limit_tokens)
         return tracker
 
     def _start_life(
         self, request_id: str, block_ids: Sequence[Sequence[int]], num_computed_tokens: int
     ) -> None:
         """Start the life of a request that this step admits."""
-        self._end_life(request_id)
         admission = self._admitted.get(request_id)
+        load = admission.load if admission else None
+        local_tokens = load.local_tokens if load else num_computed_tokens
+        self._end_life(request_id, local_tokens)
         if admission is None:
             logger.error("request %s runs without having been admitted: not kept", request_id)
             return
-        request, load = admission.request, admission.load
+        request = admission.request
         saves = options_of(request).save and request_id not in self._outdated
         tracker = self._lives.start(request, block_ids, num_computed_tokens, saves=saves)
         self._sparse.begin(tracker, num_computed_tokens)
-        local_tokens = load.local_tokens if load else num_computed_tokens
         self._take_over_tables(tracker, local_tokens, num_computed_tokens)
         sliced = self._forget_sliced(request_id)
         look = self._looks.pop(request_id, NOTHING_FOUND)
@@ -313,19 +323,12 @@ class MooncakeStoreScheduler:
         self, tracker: RequestTracker, local_tokens: int, num_computed_tokens: int
     ) -> None:
         """Note which blocks are new, which the engine had, which slots this life goes on from."""
+        self._allocations.begin(tracker, local_tokens)
         for group in self._groups:
             table = tracker.tables.by_group[group.index]
             local_blocks = local_tokens // group.block_tokens
-            self._saw_allocated(table[local_blocks:])
-            self._lookahead.saw_used_again(table[:local_blocks])
             names, at = self._sparse.passed(tracker, group, num_computed_tokens)
             self.index.use(tracker.life, group.index, names, table[:local_blocks], at)
-
-    def _saw_allocated(self, blocks: Sequence[int]) -> None:
-        if self._sparse.groups:
-            blocks = [block for block in blocks if block]  # 0 stands where there is none
-        self._witness.saw_allocated(blocks)
-        self._lookahead.saw_taken(blocks)
 
     # Restores.
 
@@ -334,7 +337,7 @@ class MooncakeStoreScheduler:
         for request_id, admission in self._admitted.items():
             load, life = admission.load, self.lives.get(request_id)
             if load is not None and load.sliced:
-                self._saw_tables_allocated(admission, load.local_tokens)
+                self._allocations.handed_out_beyond(admission.tables, load.local_tokens)
                 life_number = self._lives.new_number()
                 restores = restores_of(self._groups, self.index, admission, load, life_number)
                 self._loads.enqueue(request_id, restores)
@@ -345,11 +348,7 @@ class MooncakeStoreScheduler:
                 self._loads.restore_now(request_id, restores)
             elif life is None:
                 # Another connector loads into these blocks: whatever they held is going.
-                self._saw_tables_allocated(admission, 0)
-
-    def _saw_tables_allocated(self, admission: Admission, local_tokens: int) -> None:
-        for group in self._groups:
-            self._saw_allocated(admission.tables[group.index][local_tokens // group.block_tokens :])
+                self._allocations.handed_out_beyond(admission.tables, 0)
 
     # Captures.
 
@@ -367,6 +366,8 @@ class MooncakeStoreScheduler:
         if running := self._fills.due(self._step, output.num_scheduled_tokens):
             self._planner.fills(running, self._mode)
             self._sparse.fills(running)
+            if not self._follows:
+                running = self._lives.let_decode(running)
             self._fills.enter_again(running, self._step)
         if self._lookahead.has_news:
             self._planner.leavers(self._settings.leaver_bytes)

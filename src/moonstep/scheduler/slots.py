@@ -23,6 +23,10 @@ class SlotState(IntEnum):
     """Written and promised before a reset: never found again, free when its last pin goes."""
 
 
+WRITTEN: Final = int(SlotState.WRITTEN)
+"""The number itself: an enum's member costs more than the comparison it stands in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Blocks with the slots they are to be captured into.

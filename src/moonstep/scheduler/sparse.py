@@ -47,7 +47,7 @@ class SparsePlanner:
         self._windows = [g for g in groups if g.kind is GroupKind.SLIDING_WINDOW]
         self._states = [g for g in groups if g.kind is GroupKind.RECURRENT_STATE]
         self.groups = [*self._windows, *self._states]
-        self._boundaries = boundaries
+        self.boundaries = boundaries
         self._index = index
         self._witness = witness
         self._stats = stats
@@ -69,25 +69,28 @@ class SparsePlanner:
     def begin(self, tracker: RequestTracker, start_tokens: int) -> None:
         """A life begins, with so many tokens computed."""
         if self.groups:
-            of_request = self._boundaries.of_request(tracker.request)
-            start, unit = self._boundaries.below(start_tokens), self._boundaries.unit_tokens
+            of_request = self.boundaries.of_request(tracker.request)
+            start, unit = self.boundaries.below(start_tokens), self.boundaries.unit_tokens
             tracker.trail = Trail(of_request, start, unit)
 
     def passed(
         self, tracker: RequestTracker, group: Group, computed_tokens: int
     ) -> tuple[Sequence[BlockHash], Sequence[int] | None]:
-        """Names of a life's computed blocks that may have slots, and where they stand.
+        """A life begins beyond these blocks: names of those that may have slots, where they stand.
 
-        Of a window or a state only those that a boundary needs; else all, from the first on.
+        Of a window or a state only those that a boundary needs; else all, from the first on. They
+        are kept from now on, if another life keeps them in passing, or is about to.
         """
         hashes, stop = tracker.request.block_hashes, computed_tokens // group.block_tokens
         if tracker.trail is None or group.kind is GroupKind.FULL_ATTENTION:
             return block_names(hashes, group, 0, stop), None
         stop = min(stop, len(hashes) // group.units)
-        near = hit_blocks(group, self._boundaries.below(computed_tokens))
-        kept = self._boundaries.kept_positions(group, 0, stop, tracker.trail.of_request)
+        near = hit_blocks(group, self.boundaries.below(computed_tokens))
+        kept = self.boundaries.kept_positions(group, 0, stop, tracker.trail.of_request)
         at = sorted({*kept, *near}.intersection(range(stop)))
-        return _names(tracker, group, at), at
+        names = _names(tracker, group, at)
+        self._index.keep(group.index, names)
+        return names, at
 
     def take(self) -> list[Capture]:
         """The captures planned since the last call."""
@@ -126,8 +129,8 @@ class SparsePlanner:
         """A life whose window rolls can be resumed at every boundary up to here."""
         trail = tracker.trail
         if trail is not None:
-            last, reached = trail.last_tokens, self._boundaries.below(named_tokens)
-            stored = self._boundaries.stored_between(last, reached, trail.of_request)
+            last, reached = trail.last_tokens, self.boundaries.below(named_tokens)
+            stored = self.boundaries.stored_between(last, reached, trail.of_request)
             self._reached += [(tracker.request, boundary) for boundary in stored]
             trail.reach(reached)
 
@@ -138,7 +141,7 @@ class SparsePlanner:
 
     def _whole_blocks(self, tracker: RequestTracker, group: Group) -> int:
         """Blocks up to the last boundary that is settled; what lies behind it no hit could use."""
-        return self._boundaries.below(_named_tokens(tracker, group)) // group.block_tokens
+        return self.boundaries.below(_named_tokens(tracker, group)) // group.block_tokens
 
     def _fill(self, tracker: RequestTracker, group: Group, kept: Columns, passing: Columns) -> None:
         """Sort a life's new blocks of a window into those kept for good and those in passing."""
@@ -147,8 +150,8 @@ class SparsePlanner:
         if stop <= first or trail is None:
             return
         self._index.give_up(group.index, _names(tracker, group, trail.left_behind(group)))
-        reached = self._boundaries.below(_named_tokens(tracker, self._windows[0]))
-        wanted = self._boundaries.kept_positions(group, first, stop, trail.of_request)
+        reached = self.boundaries.below(_named_tokens(tracker, self._windows[0]))
+        wanted = self.boundaries.kept_positions(group, first, stop, trail.of_request)
         near = max(first, hit_blocks(group, reached).start)
         for_good = set(wanted)
         self._add(tracker, group, wanted, kept)
@@ -190,7 +193,7 @@ class SparsePlanner:
             request = tracker.request
             settled = min(request.num_computed_tokens + tokens, request.num_tokens)
             for boundary, blocks in _by_boundary(handed):
-                if 0 < boundary <= settled and boundary % self._boundaries.align_tokens == 0:
+                if 0 < boundary <= settled and boundary % self.boundaries.align_tokens == 0:
                     self._hand_over(tracker, tracker.trail, boundary, blocks)
 
     def _hand_over(
@@ -210,7 +213,7 @@ class SparsePlanner:
                 self._stats.unvouched_blocks += 1
                 return
             parts.append(columns)
-        is_kept = self._boundaries.is_kept(boundary, trail.of_request)
+        is_kept = self.boundaries.is_kept(boundary, trail.of_request)
         if is_kept:
             self._reached.append((tracker.request, boundary))
         trail.reach(boundary)
@@ -263,10 +266,10 @@ class SparsePlanner:
             return
         if not self._states:
             self._reach(tracker, end_tokens(tracker.request))
-        stored = self._boundaries.stored_below(trail.last_tokens)
+        stored = self.boundaries.stored_below(trail.last_tokens)
         if stored and stored < trail.last_tokens and not self._states:
             self._reached.append((tracker.request, stored))
-        if self._boundaries.unit_tokens:
+        if self.boundaries.unit_tokens:
             self._reached.append((tracker.request, trail.last_tokens))
         for group in self.groups:
             # The last block of a window may still be on its way; a state counts whole or not at all
@@ -279,7 +282,7 @@ class SparsePlanner:
         if not columns:
             return
         keys = columns.keys()
-        self._witness.saw_computed(columns, keys)
+        self._witness.saw_computed(columns)
         self._index.keep(columns.group, columns.names)
         if self.mode is CaptureMode.LAZY:
             pairs = zip(columns.blocks, keys, strict=True)

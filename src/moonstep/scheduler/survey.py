@@ -123,7 +123,7 @@ class Survey:
         for shape, first in zip(self._objects.dense, arrival.first, strict=True):
             stop = hit_blocks(shape.group, top.end_tokens).stop // shape.blocks
             objects = all_of(shape, objects_of(shape, hashes, first, stop))
-            run = sum(1 for _ in takewhile(lambda each: each.mark in arrival.there, objects))
+            run = sum(1 for _ in takewhile(lambda each: self._is_there(arrival, each), objects))
             reach = min(reach, (first + run) * shape.tokens - self._objects.proof_tokens)
         return max(0, reach)
 
@@ -144,9 +144,10 @@ class Survey:
 
     def _lacking(self, arrival: Arrival, objects: Iterable[WantedObject]) -> Iterator[WantedObject]:
         """Those of the objects that neither the store nor the host cache has, as far as known."""
-        has_written = self._index.has_written
-        for each in objects:
-            if each.mark in arrival.there:
-                continue
-            if not has_written(each.shape.group.index, each.names.names):
-                yield each
+        return (each for each in objects if not self._is_there(arrival, each))
+
+    def _is_there(self, arrival: Arrival, each: WantedObject) -> bool:
+        """Whether the store or the host cache has an object, as far as known."""
+        if each.mark in arrival.there:
+            return True
+        return self._index.has_written(each.shape.group.index, each.names.names)

@@ -7,7 +7,7 @@ stands among the new ones, starts a life with tables of its own; all others are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class BlockTables:
@@ -17,12 +17,16 @@ class BlockTables:
     so every list that is kept here is a copy.
     """
 
-    __slots__ = ("by_group",)
+    __slots__ = ("_by_group", "complete")
 
     def __init__(self, block_ids: Sequence[Sequence[int]]) -> None:
-        self.by_group: list[list[int]] = [list(ids) for ids in block_ids]
+        self._by_group: list[list[int]] = [list(ids) for ids in block_ids]
+        self.complete: Callable[[], None] | None = None
+        """Appends what was handed out and is noted elsewhere, if anything may be."""
 
-    def append(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """Take in the ids a running request got in this step."""
-        for group, table in enumerate(self.by_group):
-            table.extend(block_ids[group])
+    @property
+    def by_group(self) -> list[list[int]]:
+        """The tables, with all that was handed out so far."""
+        if self.complete is not None:
+            self.complete()
+        return self._by_group

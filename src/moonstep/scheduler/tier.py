@@ -291,7 +291,9 @@ class StoreTier:
             if room < self._objects.most_blocks:
                 break  # oldest first: whoever comes later waits behind
             wanted = self.fetches.wanted(arrival, room)
-            placed = self.fetches.place(new_life(), wanted)
+            life = new_life()
+            self.fetches.use(life, arrival)
+            placed = self.fetches.place(life, wanted)
             arrival.state = FetchState.FETCHING
             jobs += [
                 self._fetch_job(arrival, placed[start : start + OBJECTS_PER_JOB], now_s)

@@ -49,16 +49,20 @@ class RequestTracker:
     ``next_block`` is, for each group, the position of the first block that this life has yet to
     fill (it begins with the first that was not there whole at its start); ``token_len`` counts the
     tokens known to be settled, and ``is_prefilling`` says whether more of them are known than that.
+    ``sources`` are, for each group, the witness's of its blocks, or nobody. A life that is not
+    ``is_followed`` is not looked at before it ends: until then it may have more settled than this.
     """
 
     __slots__ = (
         "due_step",
+        "is_followed",
         "is_prefilling",
         "life",
         "next_block",
         "request",
         "request_id",
         "saves",
+        "sources",
         "tables",
         "token_len",
         "trail",
@@ -81,6 +85,8 @@ class RequestTracker:
         self.token_len = 0
         self.is_prefilling = True
         self.saves = saves
+        self.sources: Sequence[int] = ()
+        self.is_followed = True
         self.due_step = 0
         self.trail: Trail | None = None
 
@@ -96,3 +102,15 @@ class RequestTracker:
             self.is_prefilling, self.token_len = True, computed
         else:
             self.is_prefilling, self.token_len = False, known
+
+    def catch_up(self, limit_tokens: int | None = None) -> None:
+        """Settle what a life that was not followed has computed since it was last looked at.
+
+        It has decoded: each token but the last is one that the next was computed from. What comes
+        behind ``limit_tokens`` may be of a client who went on with its session.
+        """
+        if not self.is_followed:
+            computed = self.request.num_tokens - 1
+            if limit_tokens is not None:
+                computed = min(computed, limit_tokens)
+            self.token_len = max(self.token_len, computed)

@@ -6,50 +6,120 @@ a hash alone proves nothing. So two witnesses have to agree before a block is ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from operator import eq
+from typing import Final
 
 import numpy as np
 
-from moonstep.engine import BlockPool
-from moonstep.scheduler.byblock import ByBlock
-from moonstep.scheduler.columns import BlockKey, Columns, Numbers, numbers
+from moonstep.engine import BlockHash, BlockPool
+from moonstep.scheduler.columns import BlockKey, Columns, Numbers, key_suffix, numbers
+
+NOBODY: Final = 0
+"""The source of blocks of which nothing is known."""
+
+_SHIFT: Final = 32
+_DEPTH: Final = (1 << _SHIFT) - 1
+_FEWEST_ENDED: Final = 256
+
+Names = Sequence[BlockHash] | dict[int, BlockHash]
+
+
+@dataclass(slots=True)
+class _Source:
+    """Whose blocks are noted: the names of a life's, every ``units``-th; or some, by depth."""
+
+    life: int
+    group: int
+    names: Names
+    units: int = 1
+
+    def names_at(self, depths: Sequence[int]) -> Iterable[BlockHash | None]:
+        """The names of the blocks at these depths, as far as they have one by now."""
+        names, units = self.names, self.units
+        if isinstance(names, dict):
+            return map(names.get, depths)
+        if units == 1 and max(depths) < len(names):
+            return map(names.__getitem__, depths)
+        ends = [(depth + 1) * units - 1 for depth in depths]
+        return [names[end] if end < len(names) else None for end in ends]
 
 
 class Witness:
-    """Which name each of the engine's blocks was computed under, as far as we saw it scheduled.
+    """Under which name each of the engine's blocks was computed, as far as we saw it scheduled.
 
-    What is known of a block stands in arrays, by the block's number: they cost one touch of memory
-    a block, and a step notes all its blocks at once.
+    A block is noted once, when it is handed out: whose it is (its *source*) and how deep it stands
+    there. The source knows the names. Nothing is to be done when the block is computed; what a life
+    had not computed when it ended is taken back. So of a block that is nobody's at the moment, and
+    only such a block can be lost, what is noted is what was computed into it.
     """
 
     def __init__(self) -> None:
-        # By block: its key, and the life and depth at which it was computed.
-        self._key = ByBlock()
-        self._life: Numbers = np.zeros(0, dtype=np.int64)
-        self._depth: Numbers = np.zeros(0, dtype=np.int64)
+        # By block: source and depth in one number, so a block costs one touch of memory.
+        self._of: Numbers = np.zeros(0, dtype=np.int64)
+        self._sources: list[_Source] = [_Source(0, -1, {})]  # the first is nobody
+        self._ended: list[int] = []  # get no more blocks, and may have none any more
+        self._free: list[int] = []
+        self._sweep_at = _FEWEST_ENDED
         self._pool: BlockPool | None = None
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the first witness."""
         self._pool = pool
         self._reserve(len(pool.blocks))
-        self._key.reserve(len(pool.blocks))
 
-    def saw_computed(self, columns: Columns, keys: Sequence[BlockKey]) -> None:
-        """A step that fills these blocks with ``keys`` is scheduled, by computing or restoring."""
-        if not columns:
+    def begin(self, life: int, group: int, names: Names, units: int = 1) -> int:
+        """A source of a life's blocks of ``group``, until ``end``; ``names`` may grow."""
+        source = _Source(life, group, names, units)
+        if self._free:
+            number = self._free.pop()
+            self._sources[number] = source
+            return number
+        self._sources.append(source)
+        return len(self._sources) - 1
+
+    def end(self, source: int, uncomputed: Sequence[int]) -> None:
+        """A life has ended, and has not computed these of its blocks."""
+        if source == NOBODY:
             return
-        self._reserve(max(columns.blocks) + 1)
-        self._key.put(columns.blocks, keys)
-        blocks = numbers(columns.blocks)
-        self._life[blocks] = numbers(columns.lives)
-        self._depth[blocks] = numbers(columns.depths)
+        if uncomputed:
+            at = numbers(uncomputed)
+            self._of[at[self._of[at] >> _SHIFT == source]] = NOBODY
+        self._ended.append(source)
+        if len(self._ended) >= self._sweep_at:
+            self._sweep()
 
-    def saw_allocated(self, blocks: Sequence[int]) -> None:
-        """These blocks were handed out anew: what they held is about to be overwritten."""
-        self._key.drop(blocks)
+    def saw_allocated(
+        self,
+        blocks: Sequence[int] | Numbers,
+        sources: Sequence[int] | Numbers | int = NOBODY,
+        depths: Sequence[int] | Numbers = (),
+    ) -> None:
+        """These blocks were handed out anew: what they held is about to be overwritten.
+
+        By what the source beside each of them, or that of all, has at the depth beside it.
+        """
+        if not len(blocks):
+            return
+        at = self._places(blocks)
+        if isinstance(sources, int):
+            self._of[at] = (sources << _SHIFT) + numbers(depths) if sources else NOBODY
+        else:
+            whose = numbers(sources)
+            self._of[at] = (whose << _SHIFT) + numbers(depths)
+
+    def saw_computed(self, columns: Columns) -> None:
+        """A step that fills these blocks is scheduled, by computing or restoring."""
+        of_life: dict[int, dict[int, BlockHash]] = {}
+        for life, depth, name in zip(columns.lives, columns.depths, columns.names, strict=True):
+            of_life.setdefault(life, {})[depth] = name
+        source_of = {life: self.begin(life, columns.group, at) for life, at in of_life.items()}
+        sources = [source_of[life] for life in columns.lives]
+        self.saw_allocated(columns.blocks, sources, columns.depths)
+        for source in source_of.values():
+            self.end(source, ())
 
     def pool_agrees(self, blocks: Sequence[int], keys: Sequence[BlockKey]) -> bool:
         """Whether the engine's pool knows each of ``blocks`` by the key beside it.
@@ -77,32 +147,82 @@ class Witness:
             and (not in_use or pool.blocks[block].ref_cnt > 0)
         )
 
-    def vouches(self, block: int, key: BlockKey) -> bool:
-        """Whether ``block`` holds ``key``, in this step, by both witnesses."""
-        return self._key.get([block]) == [key] and self.pool_agrees((block,), [key])
+    def vouched(self, columns: Columns, keys: Sequence[BlockKey]) -> Columns:
+        """Those of the blocks that hold what is beside them, in this step, by both witnesses."""
+        seen = self._seen_as(columns.group, columns.blocks, columns.names)
+        named = [self.pool_agrees((b,), [k]) for b, k in zip(columns.blocks, keys, strict=True)]
+        return columns.only(s and n for s, n in zip(seen, named, strict=True))
 
     def computed(self, group: int, blocks: Sequence[int], keys: Sequence[BlockKey]) -> Columns:
-        """Those of ``blocks`` of ``group`` that were seen computed as the key beside them."""
-        columns = Columns(group)
-        agreed = list(map(eq, self._key.get(blocks), keys))
+        """Those of ``blocks`` of ``group`` that were seen computed as the key beside them.
+
+        None of them may be in the table of a life under way.
+        """
+        name_bytes = -len(key_suffix(group))
+        names = [key[:name_bytes] for key in keys]
+        agreed = self._seen_as(group, blocks, names)
         if not all(agreed):
-            blocks, keys = list(compress(blocks, agreed)), list(compress(keys, agreed))
-        at = numbers(blocks)
-        name_bytes = -len(columns.suffix)
-        columns.lives = self._life[at].tolist()
-        columns.depths = self._depth[at].tolist()
-        columns.names = [key[:name_bytes] for key in keys]
-        columns.blocks = list(blocks)
-        return columns
+            blocks, names = list(compress(blocks, agreed)), list(compress(names, agreed))
+        if not blocks:
+            return Columns(group)
+        of = self._of[self._places(blocks)]
+        sources = self._sources
+        lives = [sources[source].life for source in (of >> _SHIFT).tolist()]
+        return Columns(group, lives, (of & _DEPTH).tolist(), names, list(blocks))
 
     def forget(self) -> None:
-        """Nothing computed so far counts any more: the caches were reset."""
-        self._key.clear()
+        """Nothing computed so far counts any more: the caches were reset.
+
+        The sources are gone as well: nobody has to end them.
+        """
+        self._of.fill(NOBODY)
+        del self._sources[NOBODY + 1 :]
+        self._ended.clear()
+        self._free.clear()
+
+    def _seen_as(self, group: int, blocks: Sequence[int], names: Sequence[BlockHash]) -> list[bool]:
+        """Whether each block is noted under the name beside it."""
+        if not blocks:
+            return []
+        of = self._of[self._places(blocks)]
+        whose, depths = of >> _SHIFT, (of & _DEPTH).tolist()
+        # Most come by the run, as their requests left them.
+        stops = [*(np.flatnonzero(np.diff(whose)) + 1).tolist(), len(depths)]
+        seen: list[bool] = []
+        start = 0
+        for stop in stops:
+            source = self._sources[int(whose[start])]
+            if source.group == group:
+                seen += map(eq, source.names_at(depths[start:stop]), names[start:stop])
+            else:
+                seen += [False] * (stop - start)
+            start = stop
+        return seen
+
+    def _sweep(self) -> None:
+        """Let go of ended sources of which no block is left."""
+        has_blocks = np.zeros(len(self._sources), dtype=np.bool_)
+        has_blocks[self._of >> _SHIFT] = True
+        ended, self._ended = self._ended, []
+        for source in ended:
+            if has_blocks[source]:
+                self._ended.append(source)
+            else:
+                self._sources[source] = self._sources[NOBODY]
+                self._free.append(source)
+        # As many lives later: what a sweep costs is a few microseconds for each of them.
+        self._sweep_at = 2 * len(self._ended) + max(_FEWEST_ENDED, len(self._of) >> 10)
+
+    def _places(self, blocks: Sequence[int] | Numbers) -> Numbers:
+        """The blocks' places in what is noted; there is room for every block of the pool."""
+        at = numbers(blocks)
+        if self._pool is None:
+            self._reserve(int(at.max()) + 1)
+        return at
 
     def _reserve(self, block_count: int) -> None:
         """Make room for what is known of so many blocks."""
-        missing = block_count - len(self._life)
+        missing = block_count - len(self._of)
         if missing > 0:
-            room = np.zeros(max(missing, len(self._life)), dtype=np.int64)
-            self._life = np.append(self._life, room)
-            self._depth = np.append(self._depth, room)
+            room = np.zeros(max(missing, len(self._of)), dtype=np.int64)
+            self._of = np.append(self._of, room)

@@ -227,12 +227,18 @@ STORES = FaultyStores()
 
 @contextmanager
 def _surroundings() -> Iterator[None]:
-    """A store that obeys, and no log lines: what Moonstep says of faults is no news here."""
+    """A store that obeys, fetches that pay, and no log lines: what faults cause is no news here.
+
+    Computing takes next to no time here, so a fetch would soon be found slower by measurement.
+    """
     logger = logging.getLogger("moonstep")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with patch("moonstep.engines.vllm.stores.open_store", STORES.open):
+        with (
+            patch("moonstep.engines.vllm.stores.open_store", STORES.open),
+            patch("moonstep.scheduler.pace.is_slower", lambda *of, **facts: False),
+        ):
             yield
     finally:
         logger.setLevel(level)

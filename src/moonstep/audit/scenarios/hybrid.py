@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from moonstep.audit import connectors, reach
+from moonstep.audit import checks, connectors, reach
 from moonstep.audit.findings import Kind
 from moonstep.audit.scenarios.stage import DoesNotApply, Scenario
 
@@ -18,28 +19,36 @@ if TYPE_CHECKING:
     Adapt = Callable[[Shape], Shape]
 
 
+IN_TIME_S = 0.1
+"""Within which a connector must not have lost its patience with a store."""
+
+
 def ask(stage: Stage, name: str, tokens: int, computed: int = 0, **facts: Any) -> None:
     """Send a prompt that the engine has lost; what is kept has to be promised, whole.
 
     With `computed`, so many of its tokens were a prompt before, and it has to be kept that far.
+    What a store has may come too late when the machine is busy: then nothing is asked of it.
     """
     engine = stage.engine
+    over_store = connectors.store_of(engine.scheduler.connector) is not None
+    if over_store and engine.inspector is not None:
+        checks.wait_until_idle(engine, engine.inspector)  # what is on its way there arrives
     before, loads = engine.seam.counts.loaded_tokens, stage.loads
     stage.arrive(name, tokens, **facts)
     request = engine.scheduler.requests[name]
     kept = reach.boundaries(engine, request.block_hashes, request.num_tokens - 1)
+    arrived_s = time.monotonic()
     stage.settle()
+    is_late = over_store and time.monotonic() - arrived_s > IN_TIME_S
     loaded = engine.seam.counts.loaded_tokens - before
     if engine.inspector is None:
         stage.must_load(loads)
         return
-    if connectors.store_of(engine.scheduler.connector) is not None:
-        return  # what a store has comes in its own time, and a small host cache may not hold it
     highest, wanted = max(kept, default=0), reach.highest(engine, computed, tokens)
     if highest < wanted:
         detail = f"{tokens} tokens, computed before: {highest} can be gone on from, not {wanted}"
         engine.report(Kind.UNUSED, detail, name)
-    if loaded < highest:
+    if loaded < highest and not is_late:
         detail = f"{highest} of {tokens} tokens are kept in every group, {loaded} were promised"
         engine.report(Kind.UNUSED, detail, name)
 
@@ -58,6 +67,20 @@ def round_trip(stage: Stage) -> None:
         ask(stage, f"again{extra}", count, count, family=extra + 1)
         stage.forget()
         ask(stage, f"more{extra}", count + 5, count, family=extra + 1, shared=count)
+        stage.forget()
+
+
+def answered(stage: Stage) -> None:
+    """Prompts whose answers were so long that the window has moved on, sent again.
+
+    Where a prompt can be resumed from is kept, however far its request goes on.
+    """
+    unit = stage.engine.unit_tokens
+    stage.warm(unit, family=99)
+    for extra in (0, 1):
+        count = 3 * unit + extra
+        stage.warm(count, family=extra + 1, output=3 * unit)
+        ask(stage, f"again{extra}", count, count, family=extra + 1)
         stage.forget()
 
 
@@ -231,6 +254,7 @@ SCENARIOS = (
         case="9",
         regroup=drafter("mtp"),
     ),
+    Scenario("answered", "prompts sent again after long answers", answered),
     Scenario("long-prompt", "blocks leave their window in the prefill", long_prompt, small_budget),
     Scenario("turns", "a chat whose answers are asked for again", turns),
     Scenario("come-and-go", "preempted and resumed beyond the window", come_and_go),
