@@ -29,7 +29,7 @@ demo: setup ## Show what Moonstep does on a real engine (four to six minutes); w
 	@$(BIN)/moonstep demo
 
 test: setup ## Run the tests, as CI does
-	@$(BIN)/python -m pytest -m 'not drill' -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m 'not drill' -n 2 --dist loadfile --durations=25
 
 drill: setup ## Run the long fault drills (up to an hour); writes out/drill.log
 	@mkdir -p out

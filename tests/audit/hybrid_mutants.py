@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from mutants import Mutant
 
-from moonstep.groups import Group, GroupKind, hit_blocks, needed_blocks
-from moonstep.scheduler import boundaries, restores, scheduler, sparse, trail
+from moonstep.groups import Group, GroupKind, hit_blocks, kept, needed_blocks
+from moonstep.scheduler import restores, scheduler, sparse, trail
 from moonstep.scheduler.loads import Restore
 from moonstep.scheduler.lookup import JointLookup
 from moonstep.scheduler.promises import Promises
@@ -164,7 +164,7 @@ def window_kept_short() -> Iterator[None]:
     """The writer keeps one block less of a window than the reader needs."""
     shorter = _short(hit_blocks)
     with (
-        patch.object(boundaries, "hit_blocks", shorter),
+        patch.object(kept, "hit_blocks", shorter),
         patch.object(sparse, "hit_blocks", shorter),
         patch.object(trail, "hit_blocks", shorter),
     ):

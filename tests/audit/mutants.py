@@ -25,7 +25,7 @@ from moonstep.scheduler.scheduler import MooncakeStoreScheduler
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.tier import StoreTier
 from moonstep.scheduler.tracker import RequestTracker
-from moonstep.scheduler.witness import Witness
+from moonstep.scheduler.witness import NOBODY, Witness
 from moonstep.worker.worker import MooncakeStoreWorker
 
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -189,15 +189,27 @@ def hash_believed() -> Iterator[None]:
 def pool_not_asked() -> Iterator[None]:
     """What was computed into a block counts, whatever the engine has put there since."""
 
-    def saw_allocated(self: Witness, blocks: Any, *whose: Any) -> None:
-        del blocks, whose
+    note = Witness.saw_allocated
 
-    def pool_agrees(self: Witness, blocks: Any, keys: Any) -> bool:
-        return True
+    def saw_allocated(self: Witness, blocks: Any, *whose: Any) -> None:
+        at = self._places(blocks)
+        before = self._of[at]
+        note(self, blocks, *whose)
+        self._of[at[before != NOBODY]] = before[before != NOBODY]
+
+    def computed(self: Witness, group: int, blocks: Any, keys: Any) -> Columns:
+        columns = Columns(group)
+        for block in blocks:
+            source, depth = divmod(int(self._of[block]), 1 << 32)
+            noted = self._sources[source]
+            (name,) = noted.names_at([depth])
+            if name is not None and noted.group == group:
+                columns.add(noted.life, depth, name, block)
+        return columns
 
     with (
         patch.object(Witness, "saw_allocated", saw_allocated),
-        patch.object(Witness, "pool_agrees", pool_agrees),
+        patch.object(Witness, "computed", computed),
     ):
         yield
 

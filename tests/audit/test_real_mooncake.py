@@ -28,6 +28,7 @@ def masters() -> set[psutil.Process]:
     return {child for child in children if child.name().startswith("mooncake_master")}
 
 
+@pytest.mark.drill
 def test_a_scenario_loads_from_a_real_store_and_faults_do_not_apply() -> None:
     need_mooncake()
     before = masters()

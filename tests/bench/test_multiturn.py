@@ -16,6 +16,7 @@ MODEL = Path(__file__).parents[2] / ".cache" / "models" / "smollm2-135m"
 
 
 @pytest.mark.engine
+@pytest.mark.drill
 @pytest.mark.skipif(not MODEL.is_dir(), reason="the set-up has not made the model")
 def test_tokens_computed_and_tokens_cached_are_all_there_are(tmp_path: Path) -> None:
     token_bytes = model_token_bytes(MODEL, dtype_bytes=4)

@@ -62,6 +62,7 @@ def test_preempted_and_returning_requests_answer_as_without_moonstep(
     assert ours.restored_bytes > 0
 
 
+@pytest.mark.drill
 def test_an_engine_that_does_not_start_says_why(model: Path, tmp_path: Path) -> None:
     plan = dataclasses.replace(small_plan(model, with_moonstep=True), host_cache="a lot")
     with (

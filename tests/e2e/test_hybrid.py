@@ -104,6 +104,24 @@ def assert_same_story(model: TinyModel, plan: TinyPlan, tmp_path: Path) -> dict[
     return ours
 
 
+def assert_a_restart_is_warm(model: TinyModel, store: str, tmp_path: Path) -> None:
+    """Two engines, one after the other: the second one finds in the store what the first one left.
+
+    Their logs are ``first.log`` and ``again.log``.
+    """
+    settings = HOST | {
+        "store": store,
+        "chunk_tokens": model.block_tokens,
+        "min_fetch_tokens": 0,
+        "fetch_deadline_s": 60,
+    }
+    plan = replace(plan_for(model, tmp_path, settings), short=True)
+    first, again = (told_by(plan, tmp_path / f"{name}.log") for name in ("first", "again"))
+    assert tokens_of(again) == tokens_of(first)
+    assert cached_tokens(first, "first") == 0
+    assert cached_tokens(again, "first") == model.boundary(model.prompt_tokens - 1)
+
+
 @pytest.mark.parametrize("capture", [None, pytest.param("lazy", marks=pytest.mark.drill)])
 def test_windows_beside_full_attention(capture: str | None, tmp_path: Path) -> None:
     """Gemma 3: five sliding-window groups to one of full attention."""
@@ -167,14 +185,4 @@ def test_one_group_of_full_attention(capture: str, tmp_path: Path) -> None:
 @pytest.mark.drill
 @pytest.mark.parametrize("model", [LLAMA, GEMMA3, QWEN3_NEXT], ids=lambda model: model.family)
 def test_a_restarted_engine_answers_from_the_directory(model: TinyModel, tmp_path: Path) -> None:
-    settings = HOST | {
-        "store": f"dir://{tmp_path / 'store'}?capacity=1GiB",
-        "chunk_tokens": model.block_tokens,
-        "min_fetch_tokens": 0,
-        "fetch_deadline_s": 60,
-    }
-    plan = replace(plan_for(model, tmp_path, settings), short=True)
-    first, again = (told_by(plan, tmp_path / f"{name}.log") for name in ("first", "again"))
-    assert tokens_of(again) == tokens_of(first)
-    assert cached_tokens(first, "first") == 0
-    assert cached_tokens(again, "first") == model.boundary(model.prompt_tokens - 1)
+    assert_a_restart_is_warm(model, f"dir://{tmp_path / 'store'}?capacity=1GiB", tmp_path)

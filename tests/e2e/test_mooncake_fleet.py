@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.servers import Server, poll
-from tests.e2e.test_ranks import PROMPTS as TINY_PROMPTS
 from tests.e2e.test_ranks import TWO_RANKS
 from tests.e2e.test_store import PROMPT_OBJECTS, PROMPT_TOKENS, PROMPTS, wait_for_metrics
+from tests.e2e.tinymodel import PROMPTS as TINY_PROMPTS
 from tests.e2e.tinymodel import tiny_llama
 from tests.masters import Master, need_mooncake
 from tests.store_tier.mooncake import Pool

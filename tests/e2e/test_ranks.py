@@ -9,13 +9,12 @@ import pytest
 
 from tests.e2e.servers import Server
 from tests.e2e.test_store import PROMPT_OBJECTS, PROMPT_TOKENS, wait_for_objects
-from tests.e2e.tinymodel import story, tiny_llama
+from tests.e2e.tinymodel import PROMPTS, tiny_llama
 
 # In full: the smoke of each in `make test` goes over Mooncake (test_mooncake_fleet.py).
 pytestmark = [pytest.mark.engine, pytest.mark.drill]
 
 TWO_RANKS = ("--tensor-parallel-size", "2")
-PROMPTS = [story(name, PROMPT_TOKENS + 20) for name in range(1, 5)]
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.servers import Server
-from tests.e2e.tinymodel import story, tiny_llama
+from tests.e2e.tinymodel import PROMPTS, TEN_BLOCKS, tiny_llama
 
 pytestmark = pytest.mark.engine
 
-# Ten full blocks of 128 tokens each, different from their first words on.
-TEN_BLOCKS = 1280
-PROMPT, SECOND, THIRD, FOURTH = (story(name, TEN_BLOCKS + 20) for name in range(1, 5))
+PROMPT, SECOND, THIRD, FOURTH = PROMPTS
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from moonstep.cli.main import app
 from tests.e2e.servers import Server, poll
-from tests.e2e.tinymodel import story, tiny_llama
+from tests.e2e.tinymodel import PROMPTS as TINY_PROMPTS
+from tests.e2e.tinymodel import tiny_llama
 
 # In full: the smoke of each in `make test` goes over Mooncake (test_mooncake.py and its fleet).
 pytestmark = [pytest.mark.engine, pytest.mark.drill]
@@ -56,7 +57,7 @@ def test_what_one_server_stores_another_one_serves(tmp_path: Path) -> None:
     """While both run; and what the first one's last request left, after the first one has ended."""
     folder = tmp_path / "store"
     model = tiny_llama(tmp_path / "model")
-    one, other = (story(name, PROMPT_TOKENS + 20) for name in (1, 2))
+    one, other, *_ = TINY_PROMPTS
     with (
         Server(model, tmp_path / "first.log", settings(folder)) as first,
         Server(model, tmp_path / "second.log", settings(folder)) as second,

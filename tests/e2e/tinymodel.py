@@ -58,3 +58,8 @@ def _save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "bos_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+
+
+TEN_BLOCKS = 1280
+PROMPTS = [story(name, TEN_BLOCKS + 20) for name in range(1, 5)]
+"""Ten full blocks of 128 tokens each, and some."""

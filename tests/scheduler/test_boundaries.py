@@ -70,3 +70,14 @@ def test_a_trail_lets_go_of_what_its_last_boundaries_do_not_need() -> None:
     trail.reach(100)
     assert trail.left_behind(WINDOW) == []
     assert trail.let_go(WINDOW) == [3]
+
+
+def test_a_block_that_is_passed_by_again_keeps_its_place() -> None:
+    """Its capture had failed, or it was evicted, and others have come in between."""
+    trail = Trail((), 0)
+    for position in (0, 1, 2, 1, 4, 3, 0):
+        trail.pass_by(0, position)
+    trail.reach(96)
+    trail.reach(112)
+    assert trail.left_behind(WINDOW) == [0, 1, 2]
+    assert list(trail.passing[0]) == [3, 4]

@@ -301,7 +301,7 @@ class SparsePlanner:
         for life, position in zip(placed.columns.lives, placed.columns.depths, strict=True):
             trail = trails[life]
             assert trail is not None
-            trail.passing[columns.group].append(position)
+            trail.pass_by(columns.group, position)
         self._captures.append(Capture(placed, engine_keeps=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +17,8 @@ class Trail:
     """Boundaries a life can be resumed from when it is preempted, and what that takes.
 
     ``of_request`` are the boundaries at which its windows and states are kept for good.
-    ``passing`` are, by group, the positions of the blocks it keeps only until it has moved on.
+    ``passing`` are, by group, the positions of the blocks it keeps only until it has moved on,
+    ascending, each once.
     Where all prefixes share what a store has at multiples of ``unit_tokens``, the last of those is
     kept as well: the life may end before the next.
     """
@@ -38,6 +40,16 @@ class Trail:
         """The life can be resumed at this boundary from now on; an older one is forgotten."""
         if boundary_tokens > self._anchors[-1]:
             self._anchors.append(boundary_tokens)
+
+    def pass_by(self, group_index: int, position: int) -> None:
+        """Keep a block until the life has moved on.
+
+        One may come again, behind others that came later: its capture failed, or it was evicted.
+        """
+        passing = self.passing[group_index]
+        at = bisect_left(passing, position)
+        if at == len(passing) or passing[at] != position:
+            passing.insert(at, position)
 
     def left_behind(self, group: Group) -> list[int]:
         """Take out the group's passing positions that none of these boundaries needs."""

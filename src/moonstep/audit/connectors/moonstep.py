@@ -84,9 +84,9 @@ def _eager(shape: Shape) -> dict[str, Any]:
 
 
 def _stored(shape: Shape) -> dict[str, Any]:
-    """A host cache of half the engine's memory, and a store behind it."""
+    """A host cache of half the engine's memory, all of which one fetch may take, and a store."""
     small = {"host_cache": shape.blocks // 2 * block_bytes(shape)}
-    return store_settings(shape) | small
+    return store_settings(shape) | small | {"fetch_share": 1.0, "max_busy_share": 1.0}
 
 
 def _sliced(shape: Shape) -> dict[str, Any]:
@@ -112,6 +112,10 @@ class MoonstepInspector:
         self._group_bytes = [
             [int(size) for size in worker._block_bytes] for worker in self._workers
         ]
+        pace = getattr(self._scheduler.tier, "_pace", None)
+        if pace is not None:
+            # Computing takes next to no time here, so each fetch would soon be found slower.
+            pace.should_fetch = lambda tokens: True
 
     def kept(self) -> Iterator[Kept]:
         index = self._scheduler.index
@@ -227,18 +231,12 @@ STORES = FaultyStores()
 
 @contextmanager
 def _surroundings() -> Iterator[None]:
-    """A store that obeys, fetches that pay, and no log lines: what faults cause is no news here.
-
-    Computing takes next to no time here, so a fetch would soon be found slower by measurement.
-    """
+    """A store that obeys, and no log lines: what Moonstep says of faults is no news here."""
     logger = logging.getLogger("moonstep")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with (
-            patch("moonstep.engines.vllm.stores.open_store", STORES.open),
-            patch("moonstep.scheduler.pace.is_slower", lambda *of, **facts: False),
-        ):
+        with patch("moonstep.engines.vllm.stores.open_store", STORES.open):
             yield
     finally:
         logger.setLevel(level)
