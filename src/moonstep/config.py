@@ -163,6 +163,7 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str, object], Any]]]] = {
     "leaver_bytes": ("leaver_bytes", parse_size),
     "sync_restore_bytes": ("sync_restore_bytes", parse_size),
     "restore_slice_bytes": ("restore_slice_bytes", parse_size),
+    "idle_restore_bytes": ("idle_restore_bytes", parse_size),
     "retention_interval": ("retention_interval", _parse_count),
     "store": ("store", _parse_text),
     **_STORE_PARSERS,
@@ -188,6 +189,8 @@ class Settings:
     """Most that one step restores at once, on one rank; what is larger is loaded in slices."""
     restore_slice_bytes: int = 32 << 20
     """Size of such a slice, on one rank: a step copies one."""
+    idle_restore_bytes: int = 1 << 30
+    """As both of these, where they are less, while no other request is under way."""
     retention_interval: int = 8192
     """Windows and states are kept once in so many tokens of a prefix, beside the ends of prompts
     and answers; 0: only there. Layers of full attention keep all."""

@@ -106,7 +106,11 @@ def test_the_chosen_child_restores_and_the_others_promise_comes_to_nothing(
 
 
 def test_a_large_load_in_slices_beside_a_sibling() -> None:
-    slices = {"sync_restore_bytes": 0, "restore_slice_bytes": 2 * block_bytes(SHAPE)}
+    slices = {
+        "sync_restore_bytes": 0,
+        "restore_slice_bytes": 2 * block_bytes(SHAPE),
+        "idle_restore_bytes": 0,
+    }
     with open_multi(SHAPE, slices, {}) as engine:
         run(engine, "a", **PROMPT)
         engine.apply(Reset())

@@ -27,7 +27,11 @@ SHAPED = pytest.mark.parametrize("shape", SHAPES, ids=Shape.label)
 
 def slices(shape: Shape, blocks: int) -> dict[str, int]:
     """Settings under which every restore is a load in slices of so many blocks."""
-    return {"sync_restore_bytes": 0, "restore_slice_bytes": blocks * block_bytes(shape)}
+    return {
+        "sync_restore_bytes": 0,
+        "restore_slice_bytes": blocks * block_bytes(shape),
+        "idle_restore_bytes": 0,
+    }
 
 
 def seeded(watched: Watched) -> None:

@@ -26,6 +26,7 @@ def settings_of(seed: int, unit_bytes: int) -> dict[str, Any]:
         "leaver_bytes": rng.choice((unit_bytes, 1 << 30)),
         "sync_restore_bytes": rng.choice((0, 3 * unit_bytes, 1 << 30)),
         "restore_slice_bytes": rng.choice((1, 2 * unit_bytes, 1 << 30)),
+        "idle_restore_bytes": rng.choice((0, 1 << 30)),
         "min_hit_tokens": rng.choice((0, 0, 9)),
         "first_step": rng.random() < 0.5,
     }

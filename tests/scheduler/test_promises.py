@@ -181,7 +181,11 @@ def test_an_answer_to_an_aborted_request_is_not_its_successors() -> None:
 
 # Promises in slices: the engine's asynchronous loads.
 
-SLICED = {"sync_restore_bytes": 2 * BLOCK_BYTES, "restore_slice_bytes": 2 * BLOCK_BYTES}
+SLICED = {
+    "sync_restore_bytes": 2 * BLOCK_BYTES,
+    "restore_slice_bytes": 2 * BLOCK_BYTES,
+    "idle_restore_bytes": 0,
+}
 
 
 def test_a_small_promise_is_kept_at_once_and_a_large_one_in_slices() -> None:
@@ -290,6 +294,57 @@ def test_loads_take_turns_oldest_first() -> None:
         [23, 24],
     ]
     assert [plan.received for plan in plans] == [(), ("r",), (), ("s",)]
+
+
+# While nobody else is under way, nobody has to wait for a long copy.
+
+IDLE = SLICED | {"idle_restore_bytes": 100 * BLOCK_BYTES}
+
+
+def run_beside(hand: Hand) -> None:
+    """A request is under way, and goes on."""
+    hand.admit(make_request("other", 20, family=2), [20, 21])
+    hand.step({"other": 20}, new=["other"])
+
+
+def test_a_large_promise_to_the_only_request_is_kept_at_once() -> None:
+    hand = hand_with_kept(**IDLE)
+    assert hand.half.get_num_new_matched_tokens(make_request("r", 100), 0) == (80, False)
+    hand.admit(make_request("r", 100), list(range(11, 18)))
+    plan = hand.step({"r": 20}, new=["r"])
+    assert blocks_of(plan.restores) == list(range(11, 16))
+    assert not plan.received
+
+
+def test_the_only_request_is_sliced_too_beyond_idle_restore_bytes() -> None:
+    hand = hand_with_kept(**IDLE | {"idle_restore_bytes": 4 * BLOCK_BYTES})
+    assert hand.half.get_num_new_matched_tokens(make_request("r", 65), 0) == (64, False)
+    assert hand.half.get_num_new_matched_tokens(make_request("r", 100), 0) == (80, True)
+
+
+def test_beside_a_request_under_way_a_large_promise_is_sliced() -> None:
+    hand = hand_with_kept(**IDLE)
+    run_beside(hand)
+    assert hand.half.get_num_new_matched_tokens(make_request("r", 100), 0) == (80, True)
+    hand.step(finished=["other"])
+    assert hand.half.get_num_new_matched_tokens(make_request("r", 100), 0) == (80, False)
+
+
+def test_only_the_first_request_of_a_step_is_alone() -> None:
+    hand = hand_with_kept(**IDLE)
+    hand.admit(make_request("r", 100), list(range(11, 18)))
+    assert hand.half.get_num_new_matched_tokens(make_request("s", 100), 0) == (80, True)
+
+
+def test_a_load_that_nobody_computes_beside_any_more_is_copied_at_once() -> None:
+    hand = hand_with_kept(**IDLE)
+    run_beside(hand)
+    hand.admit(make_request("r", 100), list(range(11, 18)))
+    (plan,) = hand.decode("other", 1)
+    assert blocks_of(plan.restores) == [11, 12]
+    plan = hand.step(finished=["other"])
+    assert blocks_of(plan.restores) == [13, 14, 15]
+    assert plan.received == ("r",)
 
 
 class _NoBlocks:

@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from moonstep.config import Settings
+from moonstep.engine import SchedulerOutput
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.witness import Witness
@@ -125,8 +127,9 @@ class LoadQueue:
 
     def end_step(self) -> None:
         """The step is built: slots that were restored two steps before may have other writers."""
-        self._index.unpin(self._resting.popleft())
-        self._resting.append([])
+        if self._rests:
+            self._index.unpin(self._resting.popleft())
+            self._resting.append([])
 
     @property
     def resting_slots(self) -> int:
@@ -171,3 +174,10 @@ class LoadQueue:
     def _finish(self, load: _Load) -> None:
         self._index.unpin(load.slots)
         self._received.append(load.request_id)
+
+
+def slice_bytes(settings: Settings, output: SchedulerOutput) -> int:
+    """How much of the loads that are owed a step copies: it may be long if it computes nothing."""
+    if output.num_scheduled_tokens:
+        return settings.restore_slice_bytes
+    return max(settings.restore_slice_bytes, settings.idle_restore_bytes)

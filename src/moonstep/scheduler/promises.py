@@ -32,16 +32,20 @@ class Promises:
     def __len__(self) -> int:
         return len(self._of)
 
-    def make(self, request: Request, local_tokens: int) -> LoadSpec:
-        """What the host cache can restore beyond ``local_tokens``, the engine's own hit."""
+    def make(self, request: Request, local_tokens: int, *, is_alone: bool) -> LoadSpec:
+        """What the host cache can restore beyond ``local_tokens``, the engine's own hit.
+
+        ``is_alone``: no other request is under way, so none has to wait for the copies.
+        """
         found = 0
         if not request.skip_reading_prefix_cache and options_of(request).load:
             found = self._lookup.hit_tokens(self._index, request, local_tokens)
         hit = found if found >= self._settings.min_hit_tokens else 0
+        room = self._settings.sync_restore_bytes - self._sync_bytes
+        if is_alone:
+            room = max(room, self._settings.idle_restore_bytes)
         sliced = hit > 0 and (
-            self._all_sliced
-            or read_bytes(self._groups, local_tokens, local_tokens + hit)
-            > self._settings.sync_restore_bytes - self._sync_bytes
+            self._all_sliced or read_bytes(self._groups, local_tokens, local_tokens + hit) > room
         )
         promise = self._of[request.request_id] = LoadSpec(local_tokens, hit, sliced, found)
         return promise

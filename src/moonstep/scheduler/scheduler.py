@@ -17,7 +17,7 @@ from moonstep.scheduler.holds import Holds
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.ledger import CaptureLedger
 from moonstep.scheduler.lives import Lives, changes_nothing, starts_of
-from moonstep.scheduler.loads import LoadQueue
+from moonstep.scheduler.loads import LoadQueue, slice_bytes
 from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.misses import NOTHING_FOUND, Look, overruled
 from moonstep.scheduler.notier import NoTier
@@ -133,7 +133,8 @@ class MooncakeStoreScheduler:
         if self.tier.is_pending(request):
             return None, False
         self._stirred = True
-        promise = self._promises.make(request, num_computed_tokens)
+        is_alone = not (self.lives or self._admitted or self._loads)
+        promise = self._promises.make(request, num_computed_tokens, is_alone=is_alone)
         return promise.external_tokens, promise.sliced
 
     def update_state_after_alloc(
@@ -183,9 +184,8 @@ class MooncakeStoreScheduler:
             self._allocations.grew(grown)
         if self._admitted:
             self._start_loads()
-        self._loads.advance(self._settings.restore_slice_bytes)
-        if self._rests:
-            self._loads.end_step()
+        self._loads.advance(slice_bytes(self._settings, output))
+        self._loads.end_step()
         self._sparse.end(finished)
         captures = self._plan_captures(output, victims)
         for request, boundary in self._sparse.take_reached():

@@ -40,6 +40,7 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
         "leaver_bytes": rank_block * rng.choice((1, 3, 100)),
         "sync_restore_bytes": rank_block * rng.choice((1, 2, 100)),
         "restore_slice_bytes": rank_block * rng.choice((1, 2, 100)),
+        "idle_restore_bytes": rank_block * rng.choice((1, 100)),
     }
     if rng.random() < 0.4:
         facts |= store_settings(shape) | {
@@ -92,7 +93,8 @@ def _stored(shape: Shape) -> dict[str, Any]:
 def _sliced(shape: Shape) -> dict[str, Any]:
     """Restores as asynchronous loads, one block a step."""
     rank_block = block_bytes(shape) // (shape.ranks * shape.stages)
-    return _eager(shape) | {"sync_restore_bytes": 1, "restore_slice_bytes": rank_block}
+    slices = {"sync_restore_bytes": 1, "restore_slice_bytes": rank_block, "idle_restore_bytes": 1}
+    return _eager(shape) | slices
 
 
 def in_role(role: str, shape: Shape, facts: dict[str, Any]) -> dict[str, Any]:
