@@ -184,7 +184,7 @@ def test_without_a_boundary_that_all_groups_have_nothing_is_fetched() -> None:
     rig.arrive(request)
     _, keys = rig.looks.asked[0]
     rig.looks.answer([key.split("/")[2].startswith("0.") for key in keys])
-    assert rig.fetches() == []
+    assert rig.fetches_without_more() == []
     assert not rig.tier.is_pending(request)
 
 

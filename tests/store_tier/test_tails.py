@@ -344,3 +344,16 @@ def test_an_end_below_whole_runs_is_read_from_them() -> None:
     store.keys -= {of.key(0, 0, shorter.block_hashes[6])}
     store.keys -= {of.key(1, 0, longer.block_hashes[at]) for at in (7, 11)}
     assert store.read(make_request("r", 300)) == 112
+
+
+def test_a_state_from_before_a_long_answer_is_found() -> None:
+    """Nothing but full attention is there beyond it, several runs of it, and nothing before it."""
+    store = Store((FULL, STATE))
+    shorter, longer = make_request("w", 113), make_request("longer", 400)
+    store.write(shorter)
+    store.write(longer)
+    of = store.rig().keys.current
+    store.keys -= {of.key(1, 0, longer.block_hashes[at]) for at in (3, 23, 24)}
+    rig = store.rig()
+    assert store.read(make_request("r", 500), rig) == 112
+    assert rig.tier.fetches.counts.looks == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Final
 
 from moonstep.engine import BlockHash
 from moonstep.groups import block_names, hit_blocks
@@ -22,6 +23,9 @@ from moonstep.scheduler.objects import (
     all_of,
     objects_of,
 )
+
+_MOST_ENDS: Final = 64
+"""So many boundaries before the end of whole objects are asked about, or those of one run."""
 
 
 class Survey:
@@ -54,23 +58,31 @@ class Survey:
     def ends_behind(self, arrival: Arrival) -> list[int]:
         """Boundaries at which an earlier prefix may have ended, ascending.
 
-        Within a run of the last boundary that can be resumed at, and of the last that whole
-        objects reach, where windows or states are missing: ``reaches`` without any end.
+        Within a run of the last boundary that can be resumed at; and, where windows or states are
+        missing, before the end of what whole objects reach, since they may be from a prompt that
+        had a long answer. ``reaches`` without any end.
         """
         objects, top = self._objects, arrival.top
         unit, align = objects.unit_tokens, objects.align_tokens
         best = max((reach.resume_tokens for reach in arrival.reaches), default=0)
-        ends: set[int] = set()
-        for start in {best, objects.below(arrival.whole_tokens or 0)}:
-            stop = min(start + unit - 1, top.resume_tokens)
-            ends.update(range(start + align, stop + 1, align))
-        return sorted(ends - {top.end_tokens})
+        whole = objects.below(arrival.whole_tokens or 0)
+        of_best, of_whole = (
+            range(best + align, min(start + unit, top.resume_tokens + 1), align)
+            for start in (best, whole)
+        )
+        ends = {*of_best, *of_whole[-max(_MOST_ENDS, unit // align) :]}
+        return sorted(end for end in ends if end % unit and end != top.end_tokens)
 
     def further(self, arrival: Arrival) -> list[WantedObject]:
-        """The objects to ask for next: those of the ends that the arrival has been given."""
+        """The objects to ask for next: those of the ends that the arrival has been given.
+
+        Of full attention only behind the whole objects, which are read before their end.
+        """
         hashes, asked = arrival.request.block_hashes, list[WantedObject]()
+        objects, whole = self._objects, self._objects.below(arrival.whole_tokens or 0)
         for end in arrival.ends:
-            asked += self._lacking(arrival, self._objects.ending(hashes, end))
+            at_end = objects.at(hashes, end) if end < whole else objects.ending(hashes, end)
+            asked += self._lacking(arrival, at_end)
         return asked
 
     def reaches(self, arrival: Arrival) -> list[Reach]:
