@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = ConnectorChoice("example_connector:ExampleConnector")
 MOONSTEP = ConnectorChoice("MoonstepConnector")
-SHORT = Limits(stalled_steps=60, stalled_s=2, passed_over=60)
+SHORT = Limits(stalled_steps=60, stalled_s=2, passed_over=60, drain_steps=3_000)
 
 
 def run_all(connector: ConnectorChoice, seeds: range) -> Counter[str]:

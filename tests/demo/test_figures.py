@@ -20,10 +20,12 @@ GOOD = EngineFigures(
     step_s=15.0,
     gap_median_s=0.050,
     gap_worst_s=0.090,
+    gap_floor_s=0.080,
     storm_s=20.0,
     preemptions=4,
     storm_restored_tokens=500,
     answers=((1, 2), (3,)),
+    later_answers=((1, 2), (1, 2)),
     storm_answers=((4,), (5,)),
 )
 
@@ -47,6 +49,7 @@ def test_a_good_run_keeps_every_promise() -> None:
         ({"storm_restored_tokens": 0}, "restored"),
         ({"storm_answers": ((4,), (6,))}, "storm: answers"),
         ({"answers": ((1, 2), (9,))}, "answers that differ from"),
+        ({"later_answers": ((1, 2), (9, 9))}, "answers that differ from"),
     ],
 )
 def test_each_broken_promise_is_named_and_no_other(change: dict[str, Any], about: str) -> None:

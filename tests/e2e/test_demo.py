@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 
 
 def small_plan(model: Path, *, with_moonstep: bool) -> DemoPlan:
-    """Two prompts that do not fit together, and a storm that needs half as much again."""
+    """Three prompts of which two fit together, and a storm that needs half as much again."""
     return DemoPlan(
         str(model),
         with_moonstep=with_moonstep,
@@ -31,13 +31,14 @@ def small_plan(model: Path, *, with_moonstep: bool) -> DemoPlan:
         max_model_tokens=640,
         step_tokens=1024,
         host_cache="256MiB",
-        prompt_count=2,
-        prompt_tokens=400,
+        prompt_count=3,
+        return_count=3,
+        prompt_tokens=300,
         gap_returns=1,
         gap_spacing_tokens=8,
         storm_requests=6,
         storm_prompt_tokens=90,
-        storm_answer_tokens=64,
+        storm_answer_tokens=40,
     )
 
 
@@ -55,6 +56,7 @@ def test_preempted_and_returning_requests_answer_as_without_moonstep(
         for wanted in (False, True)
     )
     assert ours.answers == plain.answers
+    assert ours.later_answers == 2 * plain.answers
     assert ours.storm_answers == plain.storm_answers
     assert plain.preemptions > 0
     assert ours.preemptions > 0

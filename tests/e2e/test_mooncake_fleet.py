@@ -85,7 +85,8 @@ def test_heads_that_two_ranks_have_are_stored_once_and_fetched_by_both(
         text, cached = server.complete(TINY_PROMPTS[0])
         assert cached == 0
         for number, other in enumerate(TINY_PROMPTS[1:], 1):
-            wait_for_keys(master, number * PROMPT_OBJECTS)
+            # Until then the last prompt's slots are the pushes', and the next finds no room.
+            wait_for_metrics(server, {"push_objects_total stored": number * PROMPT_OBJECTS})
             server.complete(other)
         wait_for_keys(master, len(TINY_PROMPTS) * PROMPT_OBJECTS)
         server.forget()

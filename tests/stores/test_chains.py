@@ -27,7 +27,8 @@ nodes = st.integers(0, NODES - 1)
 class Chains(RuleBasedStateMachine):
     """Pushes as a connector makes them: a prefix from its head, in batches; fetches of its tail.
 
-    Two openings of one directory take turns, and either is opened anew at times.
+    Two openings of one directory take turns, and either is opened anew at times. What one has read
+    it marks when it evicts, when it is told to and when it is closed.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class Chains(RuleBasedStateMachine):
     def opened(self) -> CheckedInspection:
         capacity_bytes = ROOM_OBJECTS * ON_DISK
         directory = DirectoryStore(self.root, capacity_bytes, clock=lambda: self.now_ns)
+        directory._reads._delay_s = 3600.0
         return CheckedInspection(directory)
 
     @initialize(choices=st.lists(st.integers(0, NODES), min_size=NODES, max_size=NODES))
@@ -95,6 +97,12 @@ class Chains(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 1.0, 10.0, 3600.0]))
     def wait(self, seconds: float) -> None:
         self.now_ns += int(seconds * SECOND_NS)
+
+    @rule(which=st.integers(0, 1))
+    def mark_reads(self, which: int) -> None:
+        directory = self.stores[which]._inner
+        assert isinstance(directory, DirectoryStore)
+        directory.mark_reads()
 
     @rule(which=st.integers(0, 1))
     def reopen(self, which: int) -> None:

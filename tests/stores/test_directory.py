@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import stat
@@ -162,6 +163,60 @@ class TestEviction:
         assert present(store, range(6)) == [*range(6)]
         assert len(present(store, range(10, 16))) < 5
 
+    def test_what_a_closed_store_had_read_counts_as_used(
+        self, open_store: Open, clock: Clock
+    ) -> None:
+        first, second = open_store(objects=16), open_store(objects=16)
+        first.put(chain(*range(8)))
+        clock.wait(10)
+        first.put(chain(*range(10, 18)))
+        clock.wait(10)
+        first.get([incoming(key(n), NBYTES)[0] for n in range(8)])
+        first.close()
+        clock.wait(10)
+        second.put(chain(20))
+        assert present(second, range(8)) == [*range(8)]
+        assert present(second, range(10, 18)) == [*range(10, 17)]
+
+    def test_a_listing_knows_what_was_read_just_now(self, open_store: Open, clock: Clock) -> None:
+        store = open_store()
+        for number in (1, 2):
+            clock.wait(10)
+            store.put(chain(number))
+        clock.wait(10)
+        fetch(store, key(1))
+        assert [entry.key for entry in store.entries()] == [key(2), key(1)]
+
+    def test_a_read_is_marked_afterwards(
+        self, root: Path, open_store: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = open_store()
+        monkeypatch.setattr(store._reads, "_delay_s", 3600)
+        store.put(chain(1, 2))
+        files = sorted(root.rglob("*.kv"))
+        before = [path.stat().st_mtime_ns for path in files]
+        clock.wait(10)
+        assert fetch(store, key(2)) == payload(2)
+        assert [path.stat().st_mtime_ns for path in files] == before
+        store.mark_reads()
+        head_ns, tail_ns = (path.stat().st_mtime_ns for path in files)
+        assert head_ns > tail_ns == clock()
+
+    def test_a_late_mark_sets_no_time_back(
+        self, root: Path, open_store: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late, other = open_store(), open_store()
+        monkeypatch.setattr(late._reads, "_delay_s", 3600)
+        late.put(chain(1))
+        clock.wait(10)
+        fetch(late, key(1))
+        clock.wait(10)
+        fetch(other, key(1))
+        other.mark_reads()
+        late.mark_reads()
+        (path,) = root.rglob("*.kv")
+        assert path.stat().st_mtime_ns == clock()
+
     def test_a_chain_longer_than_the_store_keeps_its_head(
         self, open_store: Open, clock: Clock
     ) -> None:
@@ -267,7 +322,9 @@ class TestForeignFiles:
         open_store().put(chain(2))
         assert note.exists()
 
-    @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "text", "empty"])
+    @pytest.mark.parametrize(
+        "kind", ["link", "folder", "pipe", "open pipe", "text", "empty", "longer", "shorter"]
+    )
     def test_what_is_no_object_is_never_served(
         self, root: Path, open_store: Open, kind: str
     ) -> None:
@@ -275,7 +332,9 @@ class TestForeignFiles:
         store.put(chain(1, 2))
         path = next(root.rglob(f"{1:064x}.kv"))
         other = path.with_name(f"{2:064x}.kv")
+        whole = path.read_bytes()
         path.unlink()
+        writer = -1
         match kind:
             case "link":
                 path.symlink_to(other)
@@ -283,12 +342,21 @@ class TestForeignFiles:
                 path.mkdir()
             case "pipe":
                 os.mkfifo(path)
+            case "open pipe":
+                os.mkfifo(path)
+                writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
             case "text":
                 path.write_bytes(b"x" * other.stat().st_size)
             case "empty":
                 path.touch()
-        assert fetch(store, key(1)) in (Get.DAMAGED, Get.MISS)
+            case "longer":
+                path.write_bytes(whole + b"x")
+            case "shorter":
+                path.write_bytes(whole[:-1])
+        assert fetch(store, key(1)) is Get.DAMAGED
         assert fetch(store, key(2)) == payload(2)
+        if writer >= 0:
+            os.close(writer)
 
     def test_half_written_objects_of_the_dead_go_and_those_of_the_living_stay(
         self, root: Path, open_store: Open
@@ -355,6 +423,28 @@ class TestTrouble:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         assert store.put(chain(2)) == [Put.STORED]
         assert fetch(store, key(2)) == payload(2)
+
+    def test_no_view_of_the_memory_outlives_a_read(self, root: Path, open_store: Open) -> None:
+        store = open_store()
+        store.put(chain(1, 2))
+        path = next(root.rglob(f"{2:064x}.kv"))
+        path.unlink()
+        path.symlink_to("/etc/hostname")
+        memory = bytearray(5 * NBYTES)
+        names = [key(1), key(2), key(3), Key("no key"), key(1)]
+        sizes = [NBYTES] * 4 + [NBYTES - 1]
+        gc.disable()
+        try:
+            answers = store.get(
+                [
+                    Transfer(name, (memoryview(memory)[index * NBYTES :][:nbytes],))
+                    for index, (name, nbytes) in enumerate(zip(names, sizes, strict=True))
+                ]
+            )
+            memory.clear()  # a BufferError, if the store has kept a view of it
+        finally:
+            gc.enable()
+        assert answers == [Get.HIT, Get.DAMAGED, Get.MISS, Get.FAILED, Get.DAMAGED]
 
     def test_when_its_disk_is_gone_it_does_not_fill_the_one_below(
         self, root: Path, open_store: Open, monkeypatch: pytest.MonkeyPatch

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from moonstep.bench.machine import machine_facts
 from moonstep.bench.mooncake_pool import open_pool, opened, own_master, url_of
-from moonstep.bench.store import DEMANDED_FROM_BYTES, SHAPES, Measured, Shape, summary
+from moonstep.bench.store import SHAPES, Measured, Shape, summary
 from moonstep.groups import Group, GroupKind
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.arrivals import keys_asked
@@ -36,6 +36,8 @@ from moonstep.stores.urls import StoreUrl, Use
 from moonstep.worker.arena import Arena
 
 ARENA_BYTES: Final = 256 << 20
+DEMANDED_FROM_BYTES: Final = 512 << 10
+"""Below this, one question more to the master and the header's share show."""
 DEMANDED_SHARE: Final = 0.8
 LOOKUP_TOKENS: Final = 131_072
 CHUNK_TOKENS: Final = 256

@@ -37,11 +37,11 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
     """
     prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
     emit("warming up", 0, 1)
-    (warm_up,) = _prompts(session, plan, 1, _SEED_WARM_UP)
-    firsts, repeats, returns = _visits(session, plan, prompts, warm_up, emit)
+    _warm_up(session, plan)
+    firsts, repeats, returns = _visits(session, plan, prompts, emit)
     restored_bytes = max((a.connector.restored_bytes for a in returns), default=0)
     memcpy = [memcpy_bytes_per_s(restored_bytes)] if restored_bytes else []
-    gaps = _gaps(session, plan, prompts, emit)
+    gaps, floor_gaps = _gaps(session, plan, prompts, emit)
     if restored_bytes:
         memcpy.append(memcpy_bytes_per_s(restored_bytes))
     storm = _storm(session, plan, emit)
@@ -52,6 +52,7 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
         "returns": [asdict(a) for a in returns],
         "memcpy_bytes_per_s": memcpy,
         "gaps_s": gaps,
+        "floor_gaps_s": floor_gaps,
         "storm": asdict(storm),
     }
 
@@ -60,8 +61,7 @@ def measure_store(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any
     """Answer each prompt once, let everything reach the store, and return the visits."""
     prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
     emit("warming up", 0, 1)
-    (warm_up,) = _prompts(session, plan, 1, _SEED_WARM_UP)
-    session.answer(warm_up, plan.answer_tokens)
+    _warm_up(session, plan)
     visits = []
     for done, prompt in enumerate(prompts):
         emit("prompts, with a store", done, len(prompts))
@@ -77,34 +77,49 @@ def _prompts(
     return make_prompts(session.encode, count=count, tokens=size, seed=seed)
 
 
+def _warm_up(session: Session, plan: DemoPlan) -> None:
+    """A short prompt, so that the first that is measured does not pay for every first use.
+
+    What it pays for the first use of its size does not show in a median over prompts.
+    """
+    (short,) = _prompts(session, plan, 1, _SEED_WARM_UP, tokens=plan.block_tokens)
+    session.answer(short, plan.answer_tokens)
+
+
 def _visits(
-    session: Session, plan: DemoPlan, prompts: list[Prompt], warm_up: Prompt, emit: Emit
+    session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit
 ) -> tuple[list[Answer], list[Answer], list[Answer]]:
     """Each prompt's first visit; its return after all the others; and that sent again at once.
 
-    ``warm_up`` goes every way first, so that no measured prompt pays for a first use of anything.
     The last two are taken in turns, so that what a step leaves behind in the processor's caches is
     the same for both.
     """
     firsts, repeats, returns = [], [], []
-    session.answer(warm_up, plan.answer_tokens)
     for done, prompt in enumerate(prompts):
         emit("new prompts", done, len(prompts))
         firsts.append(session.answer(prompt, plan.answer_tokens))
-    for _ in range(2):
-        session.answer(warm_up, plan.answer_tokens)
-    for done, prompt in enumerate(prompts):
-        emit("the same prompts later", done, len(prompts))
+    for done, prompt in enumerate(prompts[: plan.return_count]):
+        emit("the same prompts later", done, plan.return_count)
         returns.append(session.answer(prompt, plan.answer_tokens))
         repeats.append(session.answer(prompt, plan.answer_tokens))
     return firsts, repeats, returns
 
 
-def _gaps(session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit) -> list[float]:
-    emit("beside a decoding request", 0, 1)
+def _gaps(
+    session: Session, plan: DemoPlan, prompts: list[Prompt], emit: Emit
+) -> tuple[list[float], list[float]]:
+    """A request's token gaps while prompts come back that the engine has given away, and then the
+    floor: while one comes back that the engine still has."""
+    emit("beside a decoding request", 0, 2)
     (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
     returning = prompts[: plan.gap_returns]
-    return session.token_gaps(steady, returning, plan.gap_spacing_tokens, plan.answer_tokens)
+
+    def gaps(of: list[Prompt]) -> list[float]:
+        return session.token_gaps(steady, of, plan.gap_spacing_tokens, plan.answer_tokens)
+
+    found = gaps(returning)
+    emit("beside a decoding request", 1, 2)
+    return found, gaps(returning[-1:])
 
 
 def _storm(session: Session, plan: DemoPlan, emit: Emit) -> Any:

@@ -30,17 +30,19 @@ class DemoPlan:
     host_cache: str = "1536MiB"
     store: str | None = None
     """URL of a store behind the host cache."""
-    prompt_count: int = 3
+    prompt_count: int = 5
+    return_count: int = 5
+    """How many of them come back."""
     prompt_tokens: int = 2500
     answer_tokens: int = 4
     gap_returns: int = 2
-    """Long prompts that come back while the other request decodes."""
+    """Prompts that come back while the other request decodes."""
     gap_spacing_tokens: int = 16
     """Tokens the other request decodes between two of them."""
     storm_requests: int = 20
     storm_prompt_tokens: int = 256
-    storm_answer_tokens: int = 128
-    """20 requests grow from 4 blocks to 6 each, 120 in all: a quarter more than there are."""
+    storm_answer_tokens: int = 80
+    """20 requests grow from 4 blocks to 5 or 6 each: some more than there are."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data; ``from_json`` reads it back."""

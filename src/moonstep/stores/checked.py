@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", Put, Get)
 
+_HIT: Final = Get.HIT
 BATCH_OBJECTS: Final = 1024
 """Headers that a thread has memory for; a longer batch is cut into several."""
 MOST_LOGGED_KEYS: Final = 10_000
@@ -123,27 +124,34 @@ class CheckedStore:
         answers: list[Get] = []
         for batch in _batches(items):
             framed = self._framed(batch)
-            for frame in framed:
-                # Nothing left from an earlier object may pass for this one's header.
-                frame.spans[0][:] = bytes(HEADER_BYTES)
+            # Nothing left from an earlier object may pass for this one's header.
+            self._headers()[: len(batch) * HEADER_BYTES] = bytes(len(batch) * HEADER_BYTES)
             got = _answers("get", get(framed), len(batch))
-            checked = [_check(*each) for each in zip(batch, framed, got, strict=True)]
-            self._discard([each for each in checked if isinstance(each, Damaged)])
-            answers += [Get.DAMAGED if isinstance(each, Damaged) else each for each in checked]
+            damaged: list[Damaged] = []
+            answers += [
+                _check(item, frame, answer, damaged)
+                for item, frame, answer in zip(batch, framed, got, strict=True)
+            ]
+            self._discard(damaged)
         return answers
 
     def _framed(self, batch: Sequence[Transfer]) -> list[Transfer]:
         """The same transfers with memory for the header in front."""
-        memory: memoryview | None = getattr(self._scratch, "headers", None)
-        if memory is None:
-            memory = memoryview(bytearray(BATCH_OBJECTS * HEADER_BYTES))
-            self.register(memory)
-            self._scratch.headers = memory
+        memory = self._headers()
         starts = range(0, len(batch) * HEADER_BYTES, HEADER_BYTES)
         return [
             Transfer(item.key, (memory[start : start + HEADER_BYTES], *item.spans), item.parent)
             for start, item in zip(starts, batch, strict=True)
         ]
+
+    def _headers(self) -> memoryview:
+        """Memory of this thread for the headers of a batch."""
+        memory: memoryview | None = getattr(self._scratch, "headers", None)
+        if memory is None:
+            memory = memoryview(bytearray(BATCH_OBJECTS * HEADER_BYTES))
+            self.register(memory)
+            self._scratch.headers = memory
+        return memory
 
     def _discard(self, damaged: Sequence[Damaged]) -> None:
         if not damaged:
@@ -177,13 +185,17 @@ class CheckedInspection(CheckedStore):
         return self._verified(items, self._inspected.peek)
 
 
-def _check(item: Transfer, frame: Transfer, got: Get) -> Get | Damaged:
+def _check(item: Transfer, frame: Transfer, got: Get, damaged: list[Damaged]) -> Get:
+    """The answer, once a hit is verified; what is damaged is added to the damaged."""
+    if got is _HIT:
+        damage = verify(item.key, frame.spans[0], item.spans)
+        if damage is None:
+            return _HIT
+        damaged.append(Damaged(item.key, damage))
+        return Get.DAMAGED
     if got is Get.DAMAGED:
-        return Damaged(item.key, None)
-    if got is not Get.HIT:
-        return got
-    damage = verify(item.key, frame.spans[0], item.spans)
-    return Get.HIT if damage is None else Damaged(item.key, damage)
+        damaged.append(Damaged(item.key, None))
+    return got
 
 
 def _batches(items: Sequence[Transfer]) -> Iterator[Sequence[Transfer]]:

@@ -40,7 +40,6 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
         "leaver_bytes": rank_block * rng.choice((1, 3, 100)),
         "sync_restore_bytes": rank_block * rng.choice((1, 2, 100)),
         "restore_slice_bytes": rank_block * rng.choice((1, 2, 100)),
-        "idle_restore_bytes": rank_block * rng.choice((1, 100)),
     }
     if rng.random() < 0.4:
         facts |= store_settings(shape) | {
@@ -55,6 +54,7 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
     if shape.groups != "full":
         unit = scheduler_block_tokens(shape)
         facts["retention_interval"] = rng.choice((0, unit, 3 * unit, 8192))
+    facts["idle_restore_bytes"] = rank_block * rng.choice((1, 100))
     return facts
 
 

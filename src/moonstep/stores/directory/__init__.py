@@ -9,7 +9,7 @@ On disk, below the store's folder::
 
 The file system is the index: an object is there if its file is, so that any number of processes
 agree without a word, and a start after a crash has nothing to repair. A file's time of last change
-is the object's time of last use, and files are evicted in that order.
+is the object's time of last use, marked a moment after a read, and files are evicted in that order.
 """
 
 from moonstep.stores.directory.store import DirectoryStore, backend

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from moonstep.stores.base import Key
 from moonstep.stores.directory.objectfile import read_parent, sibling
+from moonstep.stores.directory.reads import Reads
 from moonstep.stores.directory.tree import Tree
 
 STEP_NS: Final = 1_000
@@ -23,23 +24,11 @@ MOST_KNOWN: Final = 1 << 15
 
 
 class Use(NamedTuple):
-    """An object that was stored or read, when, and the one before it in its chain.
-
-    ``before_ns`` is the use that its file was marked with when it was opened just now.
-    """
+    """An object that was stored or read, when, and the one before it in its chain."""
 
     key: Key
     parent: Key | None
     used_ns: int
-    before_ns: int | None = None
-
-
-class Heads(NamedTuple):
-    """What came before a batch's objects in their chains: the keys that were marked for it, and
-    the oldest mark that an object of these chains bears (none: ``NEVER_NS``)."""
-
-    raised: frozenset[Key]
-    oldest_ns: int
 
 
 class Recency:
@@ -56,11 +45,20 @@ class Recency:
         self._lock = threading.Lock()
         self._parents: dict[Key, Key | None] = {}
 
-    def touch(self, uses: Sequence[Use], raised: Collection[Key] = ()) -> None:
-        """Mark the uses; some may have been marked already. What is gone is passed over."""
+    def touch_reads(self, reads: Reads) -> None:
+        """Mark what was read, and all that comes before it."""
+        uses = [
+            Use(key, sibling(key, parent), used_ns(reads.now_ns, index))
+            for index, (key, parent) in enumerate(reads.parents.items())
+        ]
+        self.touch_heads(uses, reads.now_ns)
+        self.touch(uses)
+
+    def touch(self, uses: Sequence[Use]) -> None:
+        """Mark the uses. What is gone is passed over."""
         self.remember(uses)
         for use in uses:
-            self._raise(use.key, use.used_ns, None if use.key in raised else use.before_ns)
+            self._raise(use.key, use.used_ns)
 
     def remember(self, uses: Sequence[Use]) -> None:
         """Where the chains of these objects go, as was just seen or written."""
@@ -71,22 +69,22 @@ class Recency:
             for use in uses:
                 self._parents[use.key] = use.parent
 
-    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> Heads:
-        """Mark all that comes before a batch's objects in their chains."""
+    def touch_heads(self, uses: Sequence[Use], now_ns: int) -> int:
+        """Mark all that comes before a batch's objects in their chains.
+
+        Returns the oldest mark that an object of these chains bears; ``NEVER_NS`` for none.
+        """
         within = {use.key for use in uses}
-        raised: set[Key] = set()
         oldest_ns = NEVER_NS
         for use in uses:
             if use.parent is not None and use.parent not in within:
-                marked, mark_ns = self._touch_upwards(use.parent, now_ns)
-                raised.update(marked)
-                oldest_ns = min(oldest_ns, mark_ns)
-        return Heads(frozenset(raised), oldest_ns)
+                oldest_ns = min(oldest_ns, self._touch_upwards(use.parent, now_ns))
+        return oldest_ns
 
-    def _touch_upwards(self, key: Key | None, now_ns: int) -> tuple[Collection[Key], int]:
+    def _touch_upwards(self, key: Key | None, now_ns: int) -> int:
         """Mark ``key`` and all before it, up to one that was marked ahead a moment ago.
 
-        Returns what was marked, and the mark of ``key``: nothing before it bears an older one.
+        Returns the mark of ``key``: nothing before it bears an older one.
         """
         stale: dict[Key, None] = {}
         above_ns = 0
@@ -100,18 +98,16 @@ class Recency:
             stale[key] = None
             key = self._parent(key)
         if not stale:
-            return (), above_ns or NEVER_NS
+            return above_ns or NEVER_NS
         above_ns = above_ns or now_ns + AHEAD_NS + (len(stale) + 1) * STEP_NS
         for index, each in enumerate(reversed(stale), start=1):
             self._raise(each, above_ns - index * STEP_NS)
-        return stale.keys(), above_ns - len(stale) * STEP_NS
+        return above_ns - len(stale) * STEP_NS
 
-    def _raise(self, key: Key, used_ns: int, before_ns: int | None = None) -> None:
+    def _raise(self, key: Key, used_ns: int) -> None:
         try:
             path = self._tree.path(key)
-            if before_ns is None:
-                before_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
-            if before_ns < used_ns:
+            if os.stat(path, follow_symlinks=False).st_mtime_ns < used_ns:
                 os.utime(path, ns=(used_ns, used_ns), follow_symlinks=False)
         except OSError:
             return

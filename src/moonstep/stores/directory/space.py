@@ -6,7 +6,7 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -31,12 +31,21 @@ class Space:
     A process that is killed leaves at worst a number that is too high, never one that is too low;
     the next count of the files puts it right. Counts happen when this process is the first to
     write, when the bound is reached, and when the number is missing. Safe from any thread.
+
+    ``before_evicting`` marks what was used and is not marked yet; it raises nothing.
     """
 
-    def __init__(self, tree: Tree, incoming: Incoming, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        incoming: Incoming,
+        capacity_bytes: int,
+        before_evicting: Callable[[], None],
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self._tree = tree
         self._incoming = incoming
+        self._before_evicting = before_evicting
         self._file = FileLock(os.path.join(tree.root, "space"), LOCK_TIMEOUT_S)
         self._is_counted = False
         self._lock = threading.Lock()
@@ -104,6 +113,7 @@ class Space:
 
     def _evict(self, need_bytes: int, protected_from_ns: int) -> int:
         """Remove the least recently used objects; the bytes that are taken afterwards."""
+        self._before_evicting()
         self._incoming.clean()
         files = list(self._tree.walk())
         used = sum(found.disk_bytes for found in files) + self._reserved()

@@ -15,7 +15,8 @@ from typing import Final
 from moonstep.stores.base import Entry, Get, Key, Put, StoreUnwell, Transfer, Usage
 from moonstep.stores.directory import objectfile
 from moonstep.stores.directory.incoming import Incoming
-from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, Read, parent_name, sibling
+from moonstep.stores.directory.objectfile import FOOTER_BYTES, Footer, Reading, parent_name
+from moonstep.stores.directory.reads import Reads, UnmarkedReads
 from moonstep.stores.directory.recency import Recency, Use, used_ns
 from moonstep.stores.directory.space import Space
 from moonstep.stores.directory.tree import Tree, disk_bytes
@@ -25,6 +26,10 @@ from moonstep.stores.urls import Opener, StoreUrl
 logger = logging.getLogger(__name__)
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_HIT: Final = Get.HIT
+"""Python looks a member up in its enumeration each time anew."""
+_FOREIGN: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.EAGAIN})
+"""A symbolic link, a folder or a pipe: something is there, and it is none of ours."""
 _ATTEMPTS: Final = 3
 
 
@@ -56,8 +61,11 @@ class DirectoryStore:
         self._tree = Tree(root)
         self._tree.open(create=create)
         self._incoming = Incoming(self._tree)
-        self._space = Space(self._tree, self._incoming, capacity_bytes)
         self._recency = Recency(self._tree)
+        self._reads = UnmarkedReads(self._recency.touch_reads)
+        self._space = Space(
+            self._tree, self._incoming, capacity_bytes, before_evicting=self._reads.mark
+        )
         self._clock = clock
         self.errors = Errors()
         self._is_closed = False
@@ -78,7 +86,7 @@ class DirectoryStore:
             Use(item.key, item.parent, used_ns(now_ns, index)) for index, item in enumerate(items)
         ]
         # What makes room may be anything but what the batch's own chains have so far.
-        protected_from_ns = self._recency.touch_heads(uses, now_ns).oldest_ns
+        protected_from_ns = self._recency.touch_heads(uses, now_ns)
         answers: list[Put] = []
         for item, use in zip(items, uses, strict=True):
             answers.append(self._put(item, use, protected_from_ns))
@@ -88,15 +96,10 @@ class DirectoryStore:
     def get(self, items: Sequence[Transfer]) -> list[Get]:
         self._check_open()
         now_ns = self._clock()
-        answers: list[Get] = []
-        uses: list[Use] = []
-        for index, item in enumerate(items):
-            read = self._get(item)
-            answers.append(read.answer)
-            if read.answer is Get.HIT:
-                parent = sibling(item.key, read.parent)
-                uses.append(Use(item.key, parent, used_ns(now_ns, index), read.used_ns))
-        self._recency.touch(uses, self._recency.touch_heads(uses, now_ns).raised)
+        readings = self._readings(items)
+        reads = Reads(now_ns, {})
+        answers = [self._answer(reading, reads) for reading in readings]
+        self._reads.add(reads)
         return answers
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
@@ -106,11 +109,13 @@ class DirectoryStore:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            self.mark_reads()
             self._incoming.close()
             self._space.close()
 
     def entries(self, namespace: str | None = None) -> Iterator[Entry]:
         self._check_open()
+        self.mark_reads()
         for found in sorted(self._tree.walk(namespace), key=attrgetter("used_ns")):
             yield Entry(self._tree.key(found.path), max(0, found.file_bytes - FOOTER_BYTES))
 
@@ -121,7 +126,18 @@ class DirectoryStore:
 
     def peek(self, items: Sequence[Transfer]) -> list[Get]:
         self._check_open()
-        return [self._get(item).answer for item in items]
+        unmarked = Reads(0, {})
+        return [self._answer(reading, unmarked) for reading in self._readings(items)]
+
+    def mark_reads(self) -> None:
+        """Mark what was read as used, now instead of in a moment."""
+        self._reads.mark()
+
+    def _readings(self, items: Sequence[Transfer]) -> list[Reading]:
+        readings = [Reading(self._tree, item) for item in items]
+        for reading in readings:
+            reading.fill()
+        return readings
 
     def _put(self, item: Transfer, use: Use, protected_from_ns: int) -> Put:
         try:
@@ -199,16 +215,21 @@ class DirectoryStore:
             else:
                 return
 
-    def _get(self, item: Transfer) -> Read:
-        try:
-            return objectfile.read(self._tree.path(item.key), item.spans)
-        except (FileNotFoundError, NotADirectoryError):
-            return Read(Get.MISS)
-        except OSError as error:
-            self.errors.write("get", error)
-            # A symbolic link, or a folder: something is there, and it is none of ours.
-            is_foreign = error.errno in (errno.ELOOP, errno.EISDIR)
-            return Read(Get.DAMAGED if is_foreign else Get.FAILED)
+    def _answer(self, reading: Reading, reads: Reads) -> Get:
+        """What became of it; a hit is added to the reads."""
+        if reading.error is not None:
+            return self._failure(reading.error)
+        footer = reading.footer()
+        if footer is None:
+            return Get.DAMAGED
+        reads.parents[reading.key] = footer.parent
+        return _HIT
+
+    def _failure(self, error: OSError) -> Get:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return Get.MISS
+        self.errors.write("get", error)
+        return Get.DAMAGED if error.errno in _FOREIGN else Get.FAILED
 
     def _remove(self, key: Key) -> bool:
         try:
