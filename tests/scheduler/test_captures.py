@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from moonstep.config import CaptureMode
 from tests.scheduler.stock import (
@@ -301,3 +302,18 @@ def test_what_another_request_goes_on_from_is_looked_at_again_when_it_is_freed()
     hand.step({"s": 8}, new=["s"])
     hand.half.index.reset()
     assert sorted(captured(hand.step(finished=["s"]))) == [1, 2]
+
+
+def test_what_a_client_sent_last_is_not_computed_if_the_session_ends_before_it_runs() -> None:
+    """A paused session gets its next input, which fills up a block, and is aborted then."""
+    hand = lazy()
+    running(hand, 40, [1, 2, 3, 4])
+    hand.decode("r", 4)
+    r = hand.requests["r"]
+    assert r.num_computed_tokens == 44
+    del r._all_token_ids[44:], r._output_token_ids[4:], r.block_hashes[2:]
+    r.append_output_token_ids([9] * 20)
+    assert len(r.block_hashes) == 4
+    hand.step(finished=["r"])
+    keys = [make_block_hash_with_group_id(name, 0) for name in r.block_hashes]
+    assert hand.half._witness.computed(0, [1, 2, 3, 4], keys).blocks == [1, 2]

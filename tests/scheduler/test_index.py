@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from moonstep.scheduler.columns import Columns
+from moonstep.scheduler import policies, runs
+from moonstep.scheduler.columns import Columns, Flags, Numbers
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy, Place
 from moonstep.scheduler.slots import Placed
@@ -201,14 +204,21 @@ class IndexMachine(RuleBasedStateMachine):
         model.written.clear()
         model.planned.clear()
 
-    @rule(group=GROUPS, family=CHAINS, start=POSITIONS, stop=POSITIONS)
-    def look_up(self, group: int, family: int, start: int, stop: int) -> None:
+    @rule(
+        group=GROUPS,
+        family=CHAINS,
+        start=POSITIONS,
+        stop=POSITIONS,
+        few=st.sampled_from((0, 1, 32)),
+    )
+    def look_up(self, group: int, family: int, start: int, stop: int, few: int) -> None:
         names = [name_of(family, position) for position in range(6)]
         run = 0
         while start + run < stop and (group, names[start + run]) in self.model.written:
             run += 1
         if start <= stop:
-            assert self.index.written_run(group, names, start, stop) == run
+            with patch.object(runs, "_FEW", few), patch.object(runs, "_FIRST", 2):
+                assert self.index.written_run(group, names, start, stop) == run
 
     @invariant()
     def books_add_up(self) -> None:
@@ -261,13 +271,17 @@ class PolicyMachine(RuleBasedStateMachine):
         self.refresh(chain).append((depth, slot))
         self.chains[chain].sort()
 
-    @rule(rows=st.dictionaries(st.integers(0, 7), st.tuples(CHAINS, POSITIONS), max_size=4))
-    def add_many(self, rows: dict[int, tuple[int, int]]) -> None:
+    @rule(
+        rows=st.dictionaries(st.integers(0, 7), st.tuples(CHAINS, POSITIONS), max_size=4),
+        few=st.sampled_from((0, 24)),
+    )
+    def add_many(self, rows: dict[int, tuple[int, int]], few: int) -> None:
         new = [(*place, slot) for slot, place in rows.items() if self.chain_of(slot) is None]
         if not new:
             return
         chains, depths, slots = (list(column) for column in zip(*new, strict=True))
-        self.policy.add(chains, depths, slots)
+        with patch.object(policies, "_FEW", few):
+            self.policy.add(chains, depths, slots)
         for chain, depth, slot in new:
             self.refresh(chain).append((depth, slot))
             self.chains[chain].sort()
@@ -301,8 +315,8 @@ class PolicyMachine(RuleBasedStateMachine):
                     break
                 wanted.append(slot)
 
-        def may_leave(slots: Sequence[int]) -> list[bool]:
-            return [slot not in pinned for slot in slots]
+        def may_leave(slots: Numbers) -> Flags:
+            return np.array([slot not in pinned for slot in slots.tolist()], dtype=np.bool_)
 
         assert self.policy.choose_many(count, may_leave, spared) == wanted
 
@@ -348,12 +362,91 @@ def head_of(index: HostIndex, family: int, stop: int = 6) -> int:
     return index.written_run(0, [name_of(family, at) for at in range(stop)], 0, stop)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    forks=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=4),
+    pieces=st.integers(1, 400),
+    tails_first=st.booleans(),
+    holes=st.sets(st.integers(0, 900), max_size=3),
+    late=st.sets(st.integers(0, 900), max_size=2),
+    used=st.integers(0, 900),
+)
+def test_a_long_run_is_as_long_as_the_blocks_say_one_by_one(
+    forks: list[tuple[int, int]],
+    pieces: int,
+    tails_first: bool,
+    holes: set[int],
+    late: set[int],
+    used: int,
+) -> None:
+    """Lives that part from the first one's prefix at some depth, kept in pieces, either way round;
+    some blocks are missing, some are still on their way, some were used by another life since.
+    """
+    index = HostIndex(1, LruPolicy())
+    index.resize(5000)
+    first = [name_of(0, at) for at in range(forks[0][0] + forks[0][1])]
+    lives = [first]
+    for number, (shared, own) in enumerate(forks[1:], 1):
+        lives.append([*first[:shared], *(name_of(number, at) for at in range(own))])
+    for number, names in enumerate(lives, 1):
+        starts = range(0, len(names), pieces)
+        for start in reversed(starts) if tails_first else starts:
+            rows = list(enumerate(names))[start : start + pieces]
+            rows = [(at, name) for at, name in rows if at not in holes]
+            columns = columns_of(0, *((Place(number, at), name) for at, name in rows))
+            placed = index.plan(index.unheld(columns))
+            if placed is not None and start not in late:
+                index.acknowledge(placed)
+    index.use(9, 0, lives[-1][:used], [])
+    index.check()
+    for names in lives:
+        there = index.which_written(0, names)
+        for start in (0, 1, len(names) // 2, len(names)):
+            run = next((n for n, is_there in enumerate(there[start:]) if not is_there), None)
+            expected = len(there) - min(start, len(there)) if run is None else run
+            assert index.written_run(0, names, start, len(names)) == expected
+
+
+def test_a_chain_that_points_at_another_block_promises_nothing() -> None:
+    """A chain says where to look; which block stands there, its name says."""
+    index = HostIndex(1, LruPolicy())
+    index.resize(400)
+    rows = [(Place(1, at), name_of(1 + (at >= 150), at)) for at in range(200)]
+    placed = index.plan(columns_of(0, *rows))
+    assert placed is not None
+    index.acknowledge(placed)
+    assert head_of(index, 1, 200) == 150
+
+
+def test_a_block_of_another_group_on_the_same_chain_promises_nothing() -> None:
+    index = HostIndex(2, LruPolicy())
+    index.resize(400)
+    for group, positions in ((0, range(100)), (1, range(100, 200))):
+        rows = [(Place(1, at), name_of(1, at)) for at in positions]
+        placed = index.plan(columns_of(group, *rows))
+        assert placed is not None
+        index.acknowledge(placed)
+    assert head_of(index, 1, 200) == 100
+
+
 def test_the_tail_of_a_prefix_leaves_before_its_head() -> None:
     index = full_index(slots=4, chain=1, names=4)
     for taken in range(1, 5):
         assert plan_run(index, 2, 2, [taken]) is not None
         assert head_of(index, 1) == 4 - taken
     assert index.counts.evicted == 4
+
+
+def test_what_another_chain_took_over_is_passed_by_while_something_is_pinned() -> None:
+    index = full_index(slots=6, chain=1, names=6)
+    middle = [name_of(1, at) for at in (1, 2, 3)]
+    index.use(2, 0, middle, [], positions=[1, 2, 3])
+    index.pin(index.locate(0, middle)[0][:1])
+    placed = plan_run(index, 3, 3, range(3))
+    assert placed is not None
+    assert len(placed) == 3
+    assert not any(written(index, 0, name_of(1, at)) for at in (0, 4, 5))
+    assert index.has_written(0, middle)
 
 
 def test_a_prefix_longer_than_the_cache_keeps_its_head() -> None:
@@ -396,7 +489,8 @@ def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]
     depths = [length - at for _, length in runs for at in range(length)]
     slots = list(range(len(chains)))
     at_once, singly = LruPolicy(), LruPolicy()
-    at_once.add(chains, depths, slots)
+    with patch.object(policies, "_FEW", 0):
+        at_once.add(chains, depths, slots)
     for chain, depth, slot in zip(chains, depths, slots, strict=True):
         singly.add([chain], [depth], [slot])
     for policy in (at_once, singly):
@@ -406,7 +500,7 @@ def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]
 
 def everything(policy: LruPolicy) -> list[int]:
     """All slots, those that leave first before the others."""
-    return policy.choose_many(100, lambda slots: [True] * len(slots), ())
+    return policy.choose_many(100, lambda slots: np.ones(len(slots), dtype=np.bool_), ())
 
 
 def test_what_a_later_chain_used_outlives_what_it_did_not() -> None:

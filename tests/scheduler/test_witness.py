@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from moonstep.scheduler.columns import Columns, key_suffix
-from moonstep.scheduler.witness import _FEWEST_ENDED, NOBODY, Witness
+from moonstep.scheduler.witness import _FEWEST_ENDED, _FEWEST_NAMES, NOBODY, Witness
 
 
 def names(life: int, count: int) -> list[bytes]:
@@ -99,3 +99,56 @@ def test_lives_of_which_nothing_is_left_leave_nothing_behind(blocks_each: int) -
     assert len(witness._sources) <= 2 * _FEWEST_ENDED + 1, "numbers are used again"
     kept = [s for s in witness._sources if s is not witness._sources[NOBODY]]
     assert len(kept) <= _FEWEST_ENDED + 1, "names of ended lives are let go"
+
+
+def names_kept(witness: Witness) -> int:
+    """How many names the sources of ended lives keep."""
+    return sum(len(witness._sources[source].names) for source in witness._ended)
+
+
+def test_an_ended_life_keeps_its_own_names_and_not_those_of_its_prefix() -> None:
+    """Lives that follow one on another, each on a prefix that the engine has, and one block more.
+
+    The pool has 3,000 blocks; all contexts together have three million.
+    """
+    prefix, pool_blocks = names(0, 3000), 3000
+    witness = Witness()
+    for life in range(1, 1001):
+        hashes = [*prefix, b"own-%d" % life]
+        source = witness.begin(life, 0, hashes, first=len(prefix))
+        block = life % pool_blocks
+        witness.saw_allocated([block], source, [len(prefix)])
+        witness.end(source, [], len(hashes))
+        assert found(witness, [block], [b"own-%d" % life]).depths == [len(prefix)]
+        assert names_kept(witness) <= pool_blocks
+    assert found(witness, [1], [b"own-1"]), "what has not left is still known"
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_own_names_are_found_where_they_stand_once_the_life_has_ended(units: int) -> None:
+    hashes = names(1, 10 * units)
+    witness = Witness()
+    source = witness.begin(1, 0, hashes, units, first=4)
+    witness.saw_allocated(range(20, 26), source, range(4, 10))
+    witness.end(source, [24, 25], 8)
+    named = [hashes[(depth + 1) * units - 1] for depth in range(4, 10)]
+    assert found(witness, range(20, 26), named).depths == [4, 5, 6, 7]
+    assert len(witness._sources[source].names) == 4
+
+
+def test_a_head_that_stays_keeps_no_name_of_the_tail_that_left() -> None:
+    """Prompts of 2,000 blocks through a pool of 4,000: of each only the first block stays."""
+    pool_blocks, blocks_each = 4000, 2000
+    witness = Witness()
+    tail = range(1000, 1000 + blocks_each - 1)
+    for life in range(1, 401):
+        source = witness.begin(life, 0, names(life, blocks_each))
+        witness.saw_allocated([life, *tail], source, range(blocks_each))
+        witness.end(source, [], blocks_each)
+        assert names_kept(witness) <= 3 * pool_blocks + 2 * _FEWEST_NAMES
+    witness._sweep()
+    assert names_kept(witness) <= 2 * pool_blocks
+    for life in (1, 200, 400):
+        assert found(witness, [life], [b"%d-0" % life]).lives == [life]
+    last = found(witness, tail, names(400, blocks_each)[1:])
+    assert last.depths == list(range(1, blocks_each))

@@ -63,9 +63,9 @@ class Allocations:
         sources = [NOBODY] * len(tracker.tables.by_group)
         tracker.sources = sources
         for group in self._dense if tracker.saves else ():
-            hashes = tracker.request.block_hashes
+            names, first = tracker.request.block_hashes, local_tokens // group.block_tokens
             sources[group.index] = self._witness.begin(
-                tracker.life, group.index, hashes, group.units
+                tracker.life, group.index, names, group.units, first
             )
         for group in self._groups:
             table = tracker.tables.by_group[group.index]
@@ -102,7 +102,8 @@ class Allocations:
     def end(self, tracker: RequestTracker, limit_tokens: int | None = None) -> None:
         """A life has ended: what it had not computed by then is nobody's.
 
-        ``limit_tokens`` is where the next life of a session begins that goes on with its tables.
+        ``limit_tokens`` is where the next life of a session begins that goes on with its tables, or
+        what the engine counts as computed of a request that has ended for good.
         """
         tracker.catch_up(limit_tokens)
         for group in self._dense:
@@ -110,7 +111,7 @@ class Allocations:
             if not tracker.is_followed:
                 tracker.next_block[group.index] = max(tracker.next_block[group.index], stop)
             table = tracker.tables.by_group[group.index]
-            self._witness.end(tracker.sources[group.index], table[stop:])
+            self._witness.end(tracker.sources[group.index], table[stop:], stop)
         tracker.sources = ()
 
 

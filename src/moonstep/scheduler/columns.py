@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,11 @@ BlockKey = bytes
 
 Numbers = npt.NDArray[np.int64]
 """Slots, blocks, lives or depths, when something is done with all of them at once."""
+
+NONE: Final[Numbers] = np.zeros(0, dtype=np.int64)
+
+Flags = npt.NDArray[np.bool_]
+"""Which of them."""
 
 _GROUP_BYTES = 4
 
@@ -39,6 +45,19 @@ def numbers(values: Sequence[int] | Numbers) -> Numbers:
 def key_suffix(group: int) -> bytes:
     """What the pool writes behind a block hash (vLLM ``make_block_hash_with_group_id``)."""
     return group.to_bytes(_GROUP_BYTES, "big")
+
+
+def keys_of(names: Sequence[BlockHash], groups: Sequence[int] | None) -> list[BlockKey]:
+    """Names as the engine's pool writes them, each of the group beside it, or all of the only one.
+
+    >>> keys_of([b"a", b"b"], [0, 2]), keys_of([b"c"], None)
+    ([b'a\\x00\\x00\\x00\\x00', b'b\\x00\\x00\\x00\\x02'], [b'c\\x00\\x00\\x00\\x00'])
+    """
+    if groups is None:
+        suffix = key_suffix(0)
+        return [name + suffix for name in names]
+    suffixes = [key_suffix(group) for group in range(max(groups, default=0) + 1)]
+    return [name + suffixes[group] for name, group in zip(names, groups, strict=True)]
 
 
 def group_of_key(key: BlockKey) -> int:
@@ -91,6 +110,15 @@ class Columns:
             list(compress(self.blocks, keep)),
         )
 
+    def first_of_each(self) -> Columns:
+        """The rows whose name stands there for the first time.
+
+        >>> Columns(0, [1, 1, 2], [0, 1, 0], [b"a", b"b", b"a"], [5, 6, 7]).first_of_each().blocks
+        [5, 6]
+        """
+        row_of = dict(zip(reversed(self.names), range(len(self) - 1, -1, -1), strict=True))
+        return self.only(row_of[name] == row for row, name in enumerate(self.names))
+
     @property
     def suffix(self) -> bytes:
         return key_suffix(self.group)
@@ -121,13 +149,3 @@ class Columns:
         """The names as the engine's pool writes them."""
         suffix = self.suffix
         return [name + suffix for name in self.names]
-
-
-def first_of_each(names: Sequence[BlockHash]) -> list[bool]:
-    """Which of the names stand there for the first time.
-
-    >>> first_of_each([b"a", b"b", b"a"])
-    [True, True, False]
-    """
-    seen: set[BlockHash] = set()
-    return [not (name in seen or seen.add(name)) for name in names]  # type: ignore[func-returns-value]

@@ -16,17 +16,11 @@ import numpy.typing as npt
 
 from moonstep.engine import BlockHash
 from moonstep.scheduler.checks import check_index
-from moonstep.scheduler.columns import (
-    BlockKey,
-    Columns,
-    Numbers,
-    first_of_each,
-    key_suffix,
-    numbers,
-)
+from moonstep.scheduler.columns import BlockKey, Columns, Flags, Numbers, keys_of, numbers
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
-from moonstep.scheduler.slots import AT_ONCE, WRITTEN, IndexCounts, Placed, SlotState
+from moonstep.scheduler.runs import written_run
+from moonstep.scheduler.slots import FREE, PLANNED, WRITTEN, IndexCounts, Placed, SlotState
 
 
 class HostIndex:
@@ -98,16 +92,12 @@ class HostIndex:
         self._generation = np.zeros(slot_count, dtype=np.int32)
         self._group = np.zeros(slot_count, dtype=np.int16)
         self._name = np.full(slot_count, None, dtype=object)
+        self.residency.resize(slot_count)
         self._free = list(range(slot_count - 1, -1, -1))
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
         """Length of the leading run of ``names[start:stop]`` that can be promised, in blocks."""
-        which = self.which_written if self._planned_count else self.which_held
-        for first in range(start, stop, AT_ONCE):
-            there = list(which(group, names[first : min(first + AT_ONCE, stop)]))
-            if False in there:
-                return first + there.index(False) - start
-        return stop - start
+        return written_run(self, group, names, start, stop)
 
     def which_held(self, group: int, names: Iterable[BlockHash]) -> Iterable[bool]:
         """For each of these blocks, whether a slot has it or is about to."""
@@ -137,7 +127,7 @@ class HostIndex:
         if not slot_of.keys().isdisjoint(left.names):
             left = columns.only([name not in slot_of for name in columns.names])
         if len(set(left.names)) < len(left):
-            return left.only(first_of_each(left.names))
+            return left.first_of_each()
         return left
 
     def locate(
@@ -168,14 +158,14 @@ class HostIndex:
         group, names = columns.group, columns.names
         at = numbers(slots)
         self._generation_count += 1
-        self._states[at] = SlotState.PLANNED
+        self._states[at] = PLANNED
         self._generation[at] = self._generation_count
         self._group[at] = group
         self._name[at] = np.fromiter(names, object, len(names))
         self._slot_of[group].update(zip(names, slots, strict=True))
         self._planned_count += len(slots)
-        self._policy.add(columns.lives, self._depths(group, columns.depths), slots)
-        return Placed(columns, slots, self._generation_count)
+        self._policy.add(columns.lives, self._depths(group, columns.depths), at)
+        return Placed(columns, slots, self._generation_count, at)
 
     def acknowledge(self, placed: Placed) -> int:
         """Every rank has captured it: the slots may be promised.
@@ -248,7 +238,7 @@ class HostIndex:
         One that is pinned, or still on its way, stays, and leaves like any other.
         """
         slots = self._passing.intersection(map(self._slot_of[group].get, names))
-        self._release([slot for slot in slots if self._may_leave([slot])[0]])
+        self._release([slot for slot in slots if self._may_go(slot)])
 
     def pin(self, slots: Iterable[int]) -> None:
         """Keep these written slots as they are until ``unpin``; pins count."""
@@ -275,7 +265,7 @@ class HostIndex:
             slots = list(slot_of.values())
             slot_of.clear()
             written = [slot for slot in slots if self._state[slot] == WRITTEN]
-            planned = (slot for slot in slots if self._state[slot] == SlotState.PLANNED)
+            planned = (slot for slot in slots if self._state[slot] == PLANNED)
             self._nameless.update(dict.fromkeys(planned, False))
             self._states[written] = SlotState.DOOMED
             self._release([slot for slot in written if slot not in self._pins])
@@ -322,7 +312,7 @@ class HostIndex:
     def _evict_own(self, life: int, depth: int) -> int | None:
         """A slot for a block at ``depth`` of ``life`` when all that is left is on such chains."""
         victim = self._policy.choose(
-            lambda at, slot: (at.chain != life or at.depth > depth) and self._may_leave([slot])[0]
+            lambda at, slot: (at.chain != life or at.depth > depth) and self._may_go(slot)
         )
         if victim is None:
             return None
@@ -335,21 +325,26 @@ class HostIndex:
         stride = self._strides[group]
         return positions if stride == 1 else [(at + 1) * stride - 1 for at in positions]
 
-    def _may_leave(self, slots: Sequence[int]) -> list[bool]:
-        state, pins = self._state, self._pins
-        return [state[slot] == WRITTEN and slot not in pins for slot in slots]
+    def _may_go(self, slot: int) -> bool:
+        return self._state[slot] == WRITTEN and slot not in self._pins
 
-    def _keys_of(self, slots: Sequence[int]) -> list[BlockKey]:
-        at = numbers(slots)
-        suffixes = [key_suffix(group) for group in range(len(self._slot_of))]
-        rows = zip(self._name[at].tolist(), self._group[at].tolist(), strict=True)
-        return [name + suffixes[group] for name, group in rows]
+    def _may_leave(self, slots: Numbers) -> Flags:
+        """Which of these slots nobody needs as they are."""
+        leaves: Flags = self._states[slots] == WRITTEN
+        if self._pins:
+            unpinned = (slot not in self._pins for slot in slots.tolist())
+            leaves &= np.fromiter(unpinned, np.bool_, len(slots))
+        return leaves
+
+    def _keys_of(self, at: Numbers) -> list[BlockKey]:
+        groups = self._group[at].tolist() if len(self._slot_of) > 1 else None
+        return keys_of(self._name[at].tolist(), groups)
 
     def _under_way(self, placed: Placed) -> Numbers:
         """The slots of a capture whose end is reported for the first time."""
-        at = numbers(placed.slots)
-        same = self._generation[at] == placed.generation
-        if not (same & (self._states[at] == SlotState.PLANNED)).all():
+        at = placed.at
+        same = (self._generation[at] == placed.generation) & (self._states[at] == PLANNED)
+        if not same.all():
             raise RuntimeError(
                 f"slots {placed.slots} are not on their way: settled twice or re-used"
             )
@@ -379,13 +374,13 @@ class HostIndex:
             deque(map(self._slot_of[0].__delitem__, self._name[at].tolist()), 0)
         else:
             self._forget_names(at, slots)
-            self._planned_count -= int(np.count_nonzero(states == SlotState.PLANNED))
+            self._planned_count -= int(np.count_nonzero(states == PLANNED))
         if self._passing:
             self._passing.difference_update(slots)
-        self._states[at] = SlotState.FREE
+        self._states[at] = FREE
         self._name[at] = None
-        self.residency.forget(slots)
-        self._policy.remove(slots)
+        self.residency.forget(at)
+        self._policy.remove(at)
         self._free.extend(slots)
 
     def _forget_names(self, at: Numbers, slots: Sequence[int]) -> None:

@@ -96,8 +96,12 @@ class JointLookup:
         """How far a group of full attention reaches without a gap, less its proof."""
         block = group.block_tokens
         start, stop = local_tokens // block, limit // block + group.proof_blocks
-        names = block_names(request.block_hashes, group, start, stop)
-        run = index.written_run(group.index, names, 0, len(names))
+        if group.units == 1:  # each hash is a name: nothing is copied
+            names = request.block_hashes
+            run = index.written_run(group.index, names, start, min(stop, len(names)))
+        else:
+            names = block_names(request.block_hashes, group, start, stop)
+            run = index.written_run(group.index, names, 0, len(names))
         return (start + run - group.proof_blocks) * block
 
     def _sparse_tokens(

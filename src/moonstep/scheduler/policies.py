@@ -7,17 +7,16 @@ head: a prefix without its head is worth nothing.
 
 from __future__ import annotations
 
-from bisect import insort
+from array import array
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from moonstep.scheduler.columns import Numbers, numbers
+from moonstep.scheduler.columns import Flags, Numbers, numbers
 
 ChainId = int
 
@@ -32,13 +31,15 @@ class Place(NamedTuple):
 class EvictionPolicy(Protocol):
     """Order among slots. It never owns a slot: the index tells it what comes, goes and is used."""
 
-    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
+    def add(
+        self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int] | Numbers
+    ) -> None:
         """``slots`` are new, each on its chain at its depth; the chains were used just now."""
 
     def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
         """``chain`` uses ``slots``, head first, each at its depth: they are its own now."""
 
-    def remove(self, slots: Sequence[int]) -> None:
+    def remove(self, slots: Sequence[int] | Numbers) -> None:
         """``slots`` are free again."""
 
     def choose(self, may_leave: Callable[[Place, int], bool]) -> int | None:
@@ -51,7 +52,7 @@ class EvictionPolicy(Protocol):
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
         spared: Container[ChainId],
     ) -> list[int]:
         """Up to ``count`` slots that should leave first, none of them of a spared chain.
@@ -59,17 +60,25 @@ class EvictionPolicy(Protocol):
         As ``choose``, by the batch. Nothing is removed.
         """
 
+    def behind(self, slot: int, count: int) -> Numbers:
+        """Up to ``count`` slots of the slot's chain, from it on, the shallowest first.
+
+        They may be fewer than the chain has: it is told where to look, not what is there.
+        """
+
 
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 _NO_CHAIN: Final = -1
+_FEW: Final = 24
+"""Slots that are listed sooner one by one than it is found out what runs they are."""
 
 
 @dataclass(slots=True)
 class _Chain:
     # Depth and slot in one number each, ascending: numbers are cheaper than tuples to sort, and
-    # the collector never looks at them.
-    items: list[int] = field(default_factory=list)
+    # in an array they need no objects, neither when they come by the run nor when they are read.
+    items: array[int] = field(default_factory=lambda: array("q"))
     live: int = 0
 
 
@@ -87,19 +96,22 @@ class LruPolicy:
         self._chain_of: Numbers = np.full(0, _NO_CHAIN, dtype=np.int64)
         self._item_of: Numbers = np.zeros(0, dtype=np.int64)
 
-    def add(self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int]) -> None:
-        if not slots:
+    def add(
+        self, chains: Sequence[ChainId], depths: Sequence[int], slots: Sequence[int] | Numbers
+    ) -> None:
+        if not len(slots):
             return
-        self._reserve(max(slots) + 1)
         at = numbers(slots)
+        self._reserve(int(at.max()) + 1)
         items = numbers(depths) << _SLOT_BITS | at
         self._item_of[at] = items
         self._chain_of[at] = chains
-        runs = np.flatnonzero(np.diff(self._chain_of[at])) + 1
-        if 4 * len(runs) < len(items):
-            for run in np.split(items, runs):
-                self._list_run(int(self._chain_of[run[0] & _SLOT_MASK]), run.tolist())
-            return
+        if len(items) > _FEW:
+            runs = np.flatnonzero(np.diff(self._chain_of[at])) + 1
+            if 4 * len(runs) < len(items):
+                for run in np.split(items, runs):
+                    self._list_run(int(self._chain_of[run[0] & _SLOT_MASK]), run)
+                return
         pop, listed = self._chains.pop, self._chains
         for chain, item in zip(chains, items.tolist(), strict=True):
             listed[chain] = entry = pop(chain, None) or _Chain()
@@ -113,13 +125,13 @@ class LruPolicy:
     def use(self, chain: ChainId, depths: Sequence[int], slots: Sequence[int]) -> None:
         at = numbers(slots)
         moved = self._chain_of[at] != chain
-        self.remove(at[moved].tolist())
+        self.remove(at[moved])
         at, items = at[moved], (numbers(depths) << _SLOT_BITS | at)[moved]
         self._item_of[at] = items
         self._chain_of[at] = chain
-        self._list_run(chain, items.tolist())
+        self._list_run(chain, items)
 
-    def remove(self, slots: Sequence[int]) -> None:
+    def remove(self, slots: Sequence[int] | Numbers) -> None:
         at = numbers(slots)
         at = at[at < len(self._chain_of)]
         left = Counter(self._chain_of[at].tolist())
@@ -143,7 +155,7 @@ class LruPolicy:
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
         spared: Container[ChainId],
     ) -> list[int]:
         chosen: list[int] = []
@@ -160,25 +172,35 @@ class LruPolicy:
         chain: ChainId,
         entry: _Chain,
         count: int,
-        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        may_leave: Callable[[Numbers], Flags],
     ) -> list[int]:
         """Up to ``count`` of a chain's slots, deepest first, up to one that has to stay."""
         found: list[int] = []
         stop, previous = len(entry.items), -1
         while stop and len(found) < count:
             start = max(0, stop - (count - len(found)))
-            items = numbers(entry.items[start:stop])[::-1]
+            items = _items(entry, start, stop)[::-1]
             at = items & _SLOT_MASK
             there = (self._chain_of[at] == chain) & (self._item_of[at] == items)
             # A slot that left and came back to its place is listed twice.
             there &= items != np.concatenate(([previous], items[:-1]))
-            slots = at[there].tolist()
-            leaving = list(takewhile(itemgetter(1), zip(slots, may_leave(slots), strict=True)))
-            found += [slot for slot, _ in leaving]
-            if len(leaving) < len(slots):
+            slots = at[there]
+            stays = ~may_leave(slots)
+            if stays.any():
+                found += slots[: np.argmax(stays)].tolist()
                 break
+            found += slots.tolist()
             stop, previous = start, int(items[-1])
         return found
+
+    def behind(self, slot: int, count: int) -> Numbers:
+        chain, item = int(self._chain_of[slot]), int(self._item_of[slot])
+        entry = self._chains[chain]
+        start = bisect_left(entry.items, item)
+        items = _items(entry, start, start + count)
+        at = items & _SLOT_MASK
+        there = (self._chain_of[at] == chain) & (self._item_of[at] == items)
+        return at if there.all() else at[there]
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._chain_of != _NO_CHAIN))
@@ -186,7 +208,7 @@ class LruPolicy:
     def check(self) -> None:
         """Raise AssertionError unless every chain counts exactly the slots that name it."""
         for chain, entry in self._chains.items():
-            assert entry.items == sorted(entry.items), chain
+            assert entry.items.tolist() == sorted(entry.items), chain
             listed = {item for item in entry.items if self._counts(chain, item)}
             assert len(listed) == entry.live > 0, f"chain {chain}: {len(listed)} != {entry.live}"
         assert sum(e.live for e in self._chains.values()) == len(self)
@@ -215,19 +237,25 @@ class LruPolicy:
         self._chains[chain] = entry
         return entry
 
-    def _list_run(self, chain: ChainId, items: list[int]) -> None:
+    def _list_run(self, chain: ChainId, items: Numbers) -> None:
         """List entries of one chain in few passes: most runs go behind or before what is there."""
-        if not items:
+        if not len(items):
             if chain in self._chains:
                 self._refresh(chain)
             return
         entry = self._refresh(chain)
-        items.sort()
-        if not entry.items or entry.items[-1] < items[0]:
-            entry.items.extend(items)
-        elif items[-1] < entry.items[0]:
-            entry.items[:0] = items
+        items = np.sort(items)
+        known, new = entry.items, array("q", items.tobytes())
+        if not known or known[-1] < new[0]:
+            known.extend(new)
+        elif new[-1] < known[0]:
+            known[:0] = new
         else:
-            entry.items.extend(items)
-            entry.items.sort()
-        entry.live += len(items)
+            items = np.sort(np.concatenate((_items(entry, 0, len(known)), items)))
+            entry.items = array("q", items.tobytes())
+        entry.live += len(new)
+
+
+def _items(entry: _Chain, start: int, stop: int) -> Numbers:
+    """A copy of a chain's entries ``[start, stop)``: no array may grow while another reads it."""
+    return np.frombuffer(entry.items[start:stop], dtype=np.int64)

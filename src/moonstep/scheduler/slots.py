@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from moonstep.scheduler.columns import Columns
+from moonstep.scheduler.columns import NONE, Columns, Numbers, numbers
 from moonstep.wire import Rows, make_rows
 
 AT_ONCE: Final = 256
@@ -23,8 +23,10 @@ class SlotState(IntEnum):
     """Written and promised before a reset: never found again, free when its last pin goes."""
 
 
+FREE: Final = int(SlotState.FREE)
+PLANNED: Final = int(SlotState.PLANNED)
 WRITTEN: Final = int(SlotState.WRITTEN)
-"""The number itself: an enum's member costs more than the comparison it stands in."""
+"""The numbers themselves: an enum's member costs more than the comparison it stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,19 @@ class Placed:
     columns: Columns
     slots: list[int]
     generation: int
+    at: Numbers = field(default_factory=lambda: NONE, repr=False, compare=False)
+    """The slots once more, as an array."""
+
+    def __post_init__(self) -> None:
+        if len(self.at) < len(self.slots):
+            object.__setattr__(self, "at", numbers(self.slots))
 
     def __len__(self) -> int:
         return len(self.slots)
 
     @property
     def rows(self) -> Rows:
-        return make_rows(self.columns.group, self.columns.blocks, self.slots, self.generation)
+        return make_rows(self.columns.group, self.columns.blocks, self.at, self.generation)
 
 
 @dataclass(slots=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from moonstep.engine import Request
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.trail import Trail
+
+NO_SEAT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class RequestTracker:
     tokens known to be settled, and ``is_prefilling`` says whether more of them are known than that.
     ``sources`` are, for each group, the witness's of its blocks, or nobody. A life that is not
     ``is_followed`` is not looked at before it ends: until then it may have more settled than this.
+    ``seat`` is where what it gets waits while it decodes, if it has one.
     """
 
     __slots__ = (
@@ -62,6 +66,7 @@ class RequestTracker:
         "request",
         "request_id",
         "saves",
+        "seat",
         "sources",
         "tables",
         "token_len",
@@ -87,6 +92,7 @@ class RequestTracker:
         self.saves = saves
         self.sources: Sequence[int] = ()
         self.is_followed = True
+        self.seat = NO_SEAT
         self.due_step = 0
         self.trail: Trail | None = None
 
@@ -107,7 +113,8 @@ class RequestTracker:
         """Settle what a life that was not followed has computed since it was last looked at.
 
         It has decoded: each token but the last is one that the next was computed from. What comes
-        behind ``limit_tokens`` may be of a client who went on with its session.
+        behind ``limit_tokens`` may be of a client who went on with its session, also if that was
+        aborted before it ran again.
         """
         if not self.is_followed:
             computed = self.request.num_tokens - 1

@@ -23,28 +23,45 @@ NOBODY: Final = 0
 _SHIFT: Final = 32
 _DEPTH: Final = (1 << _SHIFT) - 1
 _FEWEST_ENDED: Final = 256
+_FEWEST_NAMES: Final = 1 << 14
 
 Names = Sequence[BlockHash] | dict[int, BlockHash]
 
 
 @dataclass(slots=True)
 class _Source:
-    """Whose blocks are noted: the names of a life's, every ``units``-th; or some, by depth."""
+    """Whose blocks are noted: the names of a life's, every ``units``-th; or some, by depth.
+
+    Blocks from the depth ``first`` on are the life's own. While it goes on, ``names`` are all its
+    request's, a list that grows; once it has ended, those from ``offset`` on.
+    """
 
     life: int
     group: int
     names: Names
     units: int = 1
+    first: int = 0
+    offset: int = 0
 
     def names_at(self, depths: Sequence[int]) -> Iterable[BlockHash | None]:
         """The names of the blocks at these depths, as far as they have one by now."""
         names, units = self.names, self.units
         if isinstance(names, dict):
             return map(names.get, depths)
+        if self.offset:
+            depths = [depth - self.offset for depth in depths]
         if units == 1 and max(depths) < len(names):
             return map(names.__getitem__, depths)
         ends = [(depth + 1) * units - 1 for depth in depths]
         return [names[end] if end < len(names) else None for end in ends]
+
+    def let_go(self, stop: int | None) -> None:
+        """The life has ended: of its request's names only its own up to ``stop`` are kept."""
+        names, units = self.names, self.units
+        if not isinstance(names, dict):
+            last = len(names) if stop is None else stop * units
+            self.names = names[(self.first + 1) * units - 1 : last : units]
+            self.units, self.offset = 1, self.first
 
 
 class Witness:
@@ -63,6 +80,8 @@ class Witness:
         self._ended: list[int] = []  # get no more blocks, and may have none any more
         self._free: list[int] = []
         self._sweep_at = _FEWEST_ENDED
+        self._ended_names = 0  # how many names they keep
+        self._sweep_at_names = _FEWEST_NAMES
         self._pool: BlockPool | None = None
 
     def bind(self, pool: BlockPool) -> None:
@@ -70,9 +89,12 @@ class Witness:
         self._pool = pool
         self._reserve(len(pool.blocks))
 
-    def begin(self, life: int, group: int, names: Names, units: int = 1) -> int:
-        """A source of a life's blocks of ``group``, until ``end``; ``names`` may grow."""
-        source = _Source(life, group, names, units)
+    def begin(self, life: int, group: int, names: Names, units: int = 1, first: int = 0) -> int:
+        """A source of a life's blocks of ``group``, until ``end``; ``names`` may grow.
+
+        None of them stands before the depth ``first``.
+        """
+        source = _Source(life, group, names, units, first)
         if self._free:
             number = self._free.pop()
             self._sources[number] = source
@@ -80,15 +102,21 @@ class Witness:
         self._sources.append(source)
         return len(self._sources) - 1
 
-    def end(self, source: int, uncomputed: Sequence[int]) -> None:
-        """A life has ended, and has not computed these of its blocks."""
+    def end(self, source: int, uncomputed: Sequence[int], stop: int | None = None) -> None:
+        """A life has ended, and has not computed these of its blocks: those from ``stop`` on.
+
+        Its request's list of names is let go, since most of it may be a prefix that others share.
+        """
         if source == NOBODY:
             return
         if uncomputed:
             at = numbers(uncomputed)
             self._of[at[self._of[at] >> _SHIFT == source]] = NOBODY
+        ended = self._sources[source]
+        ended.let_go(stop)
         self._ended.append(source)
-        if len(self._ended) >= self._sweep_at:
+        self._ended_names += len(ended.names)
+        if len(self._ended) >= self._sweep_at or self._ended_names >= self._sweep_at_names:
             self._sweep()
 
     def saw_allocated(
@@ -179,6 +207,7 @@ class Witness:
         del self._sources[NOBODY + 1 :]
         self._ended.clear()
         self._free.clear()
+        self._ended_names = 0
 
     def _seen_as(self, group: int, blocks: Sequence[int], names: Sequence[BlockHash]) -> list[bool]:
         """Whether each block is noted under the name beside it."""
@@ -200,18 +229,38 @@ class Witness:
         return seen
 
     def _sweep(self) -> None:
-        """Let go of ended sources of which no block is left."""
-        has_blocks = np.zeros(len(self._sources), dtype=np.bool_)
-        has_blocks[self._of >> _SHIFT] = True
+        """Let go of ended sources of which no block is left, and of most names of blocks that left.
+
+        So what ended sources keep is bounded by the pool, not by the contexts that went through it.
+        """
+        block_counts = np.bincount(self._of >> _SHIFT, minlength=len(self._sources)).tolist()
         ended, self._ended = self._ended, []
         for source in ended:
-            if has_blocks[source]:
+            if block_counts[source]:
                 self._ended.append(source)
             else:
                 self._sources[source] = self._sources[NOBODY]
                 self._free.append(source)
+        self._narrow([s for s in self._ended if len(self._sources[s].names) > 2 * block_counts[s]])
         # As many lives later: what a sweep costs is a few microseconds for each of them.
         self._sweep_at = 2 * len(self._ended) + max(_FEWEST_ENDED, len(self._of) >> 10)
+        self._ended_names = sum(len(self._sources[source].names) for source in self._ended)
+        self._sweep_at_names = self._ended_names + max(_FEWEST_NAMES, len(self._of))
+
+    def _narrow(self, wide: Sequence[int]) -> None:
+        """Keep only those names of these sources whose blocks are still noted."""
+        if not wide:
+            return
+        is_wide = np.zeros(len(self._sources), dtype=np.bool_)
+        is_wide[wide] = True
+        of = self._of[is_wide[self._of >> _SHIFT]]
+        depths_of: dict[int, list[int]] = {source: [] for source in wide}
+        for source, depth in zip((of >> _SHIFT).tolist(), (of & _DEPTH).tolist(), strict=True):
+            depths_of[source].append(depth)
+        for number, depths in depths_of.items():
+            source = self._sources[number]
+            names = zip(depths, source.names_at(depths), strict=True)
+            source.names = {depth: name for depth, name in names if name is not None}
 
     def _places(self, blocks: Sequence[int] | Numbers) -> Numbers:
         """The blocks' places in what is noted; there is room for every block of the pool."""
