@@ -80,7 +80,7 @@ class Rig:
             **{
                 "store": "memory://rig",
                 "chunk_tokens": object_blocks * BLOCK_TOKENS,
-                "min_fetch_tokens": 1,
+                "min_fetch_tokens": object_blocks * BLOCK_TOKENS,
                 "fetch_share": 1.0,
                 "max_busy_share": 1.0,
                 "fetch_deadline_s": 2.0,
@@ -132,10 +132,25 @@ class Rig:
         self.tier.arrived(request)
 
     def find(self, request: Request, present: Sequence[bool] | bool = True) -> list[Job]:
-        """A request arrives, the store answers, and a step is planned: its fetches."""
+        """A request arrives, the store answers, and a step is planned: its fetches.
+
+        Of earlier prefixes, which are asked for next, the store has none.
+        """
         self.arrive(request)
         self.looks.answer(present, -1)
-        return self.fetches()
+        return self.fetches_without_more()
+
+    def fetches_without_more(self) -> list[Job]:
+        """The fetches of a step, once the store has said that no earlier prefix ended further on.
+
+        Of a look that was answered before; others that were asked for stay open.
+        """
+        others = len(self.looks.asked)
+        jobs = self.fetches()
+        if len(self.looks.asked) == others:
+            return jobs
+        self.looks.answer(False, -1)
+        return jobs + self.fetches()
 
     def place(
         self, names: Sequence[BlockHash], life: int = 0, first: int = 0, group: int = 0

@@ -109,7 +109,7 @@ def over_a_store(shape: Shape, rng: random.Random) -> ConnectorChoice:
     facts: dict[str, Any] = settings(shape, rng) | store_settings(shape)
     facts |= {
         "host_cache": block_bytes(shape) * rng.choice((6, shape.blocks // 2, shape.blocks)),
-        "chunk_tokens": shape.block_tokens * rng.choice((1, 1, 2)),
+        "chunk_tokens": shape.block_tokens * rng.choice((1, 2, 4)),
         "capture": "eager",
         "push": rng.choice(("all", "all", "reuse")),
         "fetch_deadline_s": rng.choice((0.0, 0.003, 0.05)),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moonstep.config import Role
 from moonstep.groups import GroupKind
+from moonstep.scheduler.lookup import JointLookup
 from moonstep.wire import SCRATCH
-from tests.scheduler.stock import GROUPS, make_request
+from tests.scheduler.stock import BLOCK_TOKENS, GROUPS, make_request
 from tests.store_tier.rig import Rig
 
 MOST_OBJECTS = 4  # in one job
@@ -47,7 +50,7 @@ def test_every_rank_is_asked_and_has_to_bring_its_part() -> None:
     ((_, keys),) = rig.looks.asked
     assert [key.split("/")[2] for key in keys] == ["0.0", "0.1"] * 3
     rig.looks.answer([True, True, True, False, True, True])
-    (job,) = rig.fetches()
+    (job,) = rig.fetches_without_more()
     assert len(job.objects) == 1, "an object counts if all ranks have it, a prefix up to a gap"
     rig.end(job, True, ranks=[0])
     assert rig.written(request) == 0
@@ -67,12 +70,27 @@ def test_a_producer_looks_for_nothing_and_keeps_nobody_waiting() -> None:
 
 
 def test_the_last_token_is_never_fetched() -> None:
-    for tokens, blocks in ((32, 0), (33, 2), (64, 2), (65, 4)):
+    """An object that ends with it is read all the same, for the blocks before it."""
+    for tokens, hit_blocks, objects in (
+        (32, 0, 0),
+        (33, 2, 1),
+        (48, 2, 1),
+        (49, 3, 2),
+        (64, 3, 2),
+        (65, 4, 2),
+    ):
         rig = Rig()
         request = make_request("r", tokens)
         rig.arrive(request)
-        asked = sum(len(keys) for _, keys in rig.looks.asked)
-        assert 2 * asked == blocks
+        assert [len(keys) for _, keys in rig.looks.asked] == [objects] * (objects > 0)
+        if objects:
+            rig.looks.answer(True)
+        jobs = rig.fetches()
+        assert sum(len(job.objects) for job in jobs) == objects
+        for job in jobs:
+            rig.end(job)
+        hit = JointLookup(GROUPS, BLOCK_TOKENS).hit_tokens(rig.index, request, 0)
+        assert hit == hit_blocks * BLOCK_TOKENS
 
 
 def test_blocks_that_are_here_are_read_into_scratch() -> None:
@@ -466,6 +484,55 @@ def test_numbers_of_jobs_never_repeat() -> None:
             rig.end(push)
         rig.tier.reset()
     assert len(numbers) == len(set(numbers)) == 10
+
+
+@settings(deadline=None)
+@given(host=st.sets(st.integers(0, 5)), stored=st.sets(st.integers(0, 5)))
+def test_a_prefix_is_found_as_far_as_host_cache_and_store_have_it_together(
+    host: set[int], stored: set[int]
+) -> None:
+    """Each has some of its six runs: the host cache lost others, the store never got them."""
+    rig = Rig()
+    request = make_request("r", 193)
+    hashes = request.block_hashes
+    for run in host:
+        rig.write(hashes[2 * run : 2 * run + 2], first=2 * run)
+    there = {rig.keys.current.key(0, 0, hashes[2 * run + 1]) for run in stored}
+    rig.arrive(request)
+    was_asked = bool(rig.looks.asked)
+    assert was_asked == (len(host) < 6)
+    for _, keys in rig.looks.asked[:]:
+        rig.looks.answer([key in there for key in keys])
+    for job in rig.fetches_without_more():
+        rig.end(job)
+    reach = next(run for run in range(7) if run not in host | stored)
+    assert rig.written(request) == 2 * reach
+    assert rig.tier.admitted("r").known_tokens == (32 * reach if was_asked else 0)
+
+
+def test_a_prefix_behind_a_gap_counts_where_short_ones_are_not_worth_a_fetch() -> None:
+    rig = Rig(min_fetch_tokens=64)
+    request = make_request("r", 140)
+    hashes = request.block_hashes
+    rig.write(hashes[:2])
+    rig.write(hashes[4:6], first=4)
+    (job,) = rig.find(request, [True, False, False])
+    assert [each.name for each in job.objects] == [hashes[3]]
+    rig.end(job)
+    assert rig.written(request) == 6
+
+
+def test_a_fetch_does_not_push_out_the_last_run_it_reads() -> None:
+    """The prompt ends with a block: the run that holds its last boundary goes up to that."""
+    rig = Rig(slots=8)
+    request, other = make_request("r", 96), make_request("o", 65, family=2)
+    rig.write(request.block_hashes[4:6], first=4)
+    rig.write(request.block_hashes[:2])
+    rig.write(other.block_hashes)
+    (job,) = rig.find(request)
+    assert [each.name for each in job.objects] == [request.block_hashes[3]]
+    rig.end(job)
+    assert rig.written(request) == 6
 
 
 def test_a_fetch_does_not_push_out_the_head_it_goes_on_from() -> None:

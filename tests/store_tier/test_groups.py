@@ -1,6 +1,6 @@
 """Objects of windows and states: pushed where they are kept, fetched where all groups can resume.
 
-Blocks are 16 tokens, runs of full attention two of them: a store's hits end at multiples of 32.
+Blocks are 16 tokens, runs of full attention two of them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ def test_what_is_kept_at_a_boundary_is_pushed_once_it_is_there(groups: Sequence[
     assert rig.pushes() == []
 
 
-def test_a_boundary_inside_a_run_is_not_pushed() -> None:
+def test_a_boundary_inside_a_run_is_pushed_with_the_runs_tail() -> None:
+    """Or not at all: from a window alone nobody could go on."""
     rig = Rig(groups=(FULL, WINDOW))
     request = make_request("r", 70)
-    rig.write(request.block_hashes, group=1)
+    names = request.block_hashes
+    rig.write(names, group=1)
     rig.tier.kept(request, 48)
     assert rig.pushes() == []
+    rig.write(names[:3])
+    assert moved(rig.pushes()) == [(0, 1, names[2]), (1, 2, names[2])]
 
 
 def test_a_part_of_what_a_boundary_needs_is_never_pushed() -> None:
@@ -74,6 +78,19 @@ def test_a_part_of_what_a_boundary_needs_is_never_pushed() -> None:
     rig.write(request.block_hashes[4:], first=4, group=2)
     (job,) = rig.pushes()
     assert moved([job]) == [(1, 1, request.block_hashes[3]), (2, 3, request.block_hashes[4])]
+
+
+def test_a_window_waits_for_a_tail_whose_proof_is_not_hashed_yet() -> None:
+    rig = Rig(groups=(replace(FULL, draft=True), WINDOW))
+    request = make_request("r", 70)
+    names = request.block_hashes
+    for group in (0, 1):
+        rig.write(names, group=group)
+    rig.tier.kept(request, 64)
+    assert rig.pushes() == []
+    names.extend(make_request("r", 80).block_hashes[4:])
+    rig.write(names[4:], first=4)
+    assert moved(rig.pushes()) == [(0, 1, names[4]), (1, 2, names[3])]
 
 
 def test_the_objects_of_a_boundary_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +129,7 @@ def test_a_fetch_brings_all_that_the_highest_joint_boundary_needs(groups: Sequen
     there = {of.key(0, 0, names[at]) for at in (1, 3, 5, 7)}
     there |= {of.key(1, 0, names[at]) for at in (1, 5)}
     rig.looks.answer([key in there for key in keys])
-    jobs = rig.fetches()
+    jobs = rig.fetches_without_more()
     dense = [(0, 2, names[at]) for at in (1, 3, 5)]
     sparse = (1, 2 if groups[1] is WINDOW else 1, names[5])
     assert moved(jobs) == [*dense, sparse]
@@ -133,6 +150,25 @@ def test_what_the_host_cache_has_is_not_fetched(groups: Sequence[Group]) -> None
     assert hit(rig, groups, 70) == 64
 
 
+def test_a_boundary_is_found_behind_a_gap_that_the_store_fills() -> None:
+    """The store never got the run behind the gap, which the host cache still has."""
+    rig = Rig(groups=(FULL, STATE))
+    request = make_request("r", 140)
+    names = request.block_hashes
+    rig.write(names[:2])
+    rig.write(names[4:6], first=4)
+    rig.arrive(request)
+    ((_, keys),) = rig.looks.asked
+    of = rig.keys.current
+    there = {of.key(0, 0, names[3]), of.key(1, 0, names[5])}
+    rig.looks.answer([key in there for key in keys])
+    jobs = rig.fetches_without_more()
+    assert moved(jobs) == [(0, 2, names[3]), (1, 1, names[5])]
+    for job in jobs:
+        rig.end(job)
+    assert hit(rig, (FULL, STATE), 140) == 96
+
+
 def test_with_too_little_room_a_lower_boundary_is_fetched_whole() -> None:
     """At 128 tokens it would take eight blocks and a state, at 64 four and one."""
     rig = Rig(groups=(FULL, STATE), slots=6)
@@ -148,7 +184,7 @@ def test_without_a_boundary_that_all_groups_have_nothing_is_fetched() -> None:
     rig.arrive(request)
     _, keys = rig.looks.asked[0]
     rig.looks.answer([key.split("/")[2].startswith("0.") for key in keys])
-    assert rig.fetches() == []
+    assert rig.fetches_without_more() == []
     assert not rig.tier.is_pending(request)
 
 

@@ -38,18 +38,30 @@ def run(stage: Stage, name: str, tokens: int, output: int = 1, follows: str = ""
     return stage.engine.seam.counts.loaded_tokens - before
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=Shape.label)
-@pytest.mark.parametrize("chunk_blocks", [1, 2])
+@pytest.mark.parametrize("shape", [replace(BASE), *SHAPES], ids=Shape.label)
+@pytest.mark.parametrize("chunk_blocks", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [41, 47])
 def test_a_restarted_engine_goes_on_from_where_prompts_ended(
-    stores: FaultyStores, shape: Shape, chunk_blocks: int
+    stores: FaultyStores, shape: Shape, chunk_blocks: int, tokens: int
 ) -> None:
-    unit = shape.block_tokens * (2 if shape.longer else chunk_blocks)
+    align = shape.block_tokens * (2 if shape.longer else 1)
     chunk = {"chunk_tokens": shape.block_tokens * chunk_blocks}
     with open_stage(stores, 400, shape=shape, **chunk) as stage:
-        run(stage, "a", 41)
+        run(stage, "a", tokens)
     with open_stage(stores, 400, shape=shape, first_step=False, **chunk) as stage:
-        assert run(stage, "b", 41) == 40 // unit * unit
+        assert run(stage, "b", tokens) == (tokens - 1) // align * align
         assert stage.tier.fetches.counts.fetched_objects
+
+
+@pytest.mark.parametrize("shape", [replace(BASE), *SHAPES], ids=Shape.label)
+def test_the_next_turn_goes_on_from_the_answer(stores: FaultyStores, shape: Shape) -> None:
+    """It does not know where that ended; in runs of 32 tokens, it asks for the ends in one."""
+    with open_stage(stores, 400, shape=shape, chunk_tokens=8 * shape.block_tokens) as stage:
+        run(stage, "hello", 9)  # the first prompt of all keeps no windows
+        run(stage, "a", 41, output=15)
+        assert stage.engine.scheduler.reset_prefix_cache()
+        stage.engine.scheduler.connector.scheduler.index.reset()
+        assert run(stage, "b", 70, follows="a") in (48, 52)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=Shape.label)

@@ -80,7 +80,7 @@ def test_of_ranks_with_the_same_bytes_one_is_asked_for() -> None:
     ((_, keys),) = rig.looks.asked
     assert [key.split("/")[2] for key in keys] == ["0.0", "0.2"] * 3
     rig.looks.answer([True, True, True, False, True, True])
-    (job,) = rig.fetches()
+    (job,) = rig.fetches_without_more()
     assert len(job.objects) == 1
     rig.end(job, ranks=[0, 1, 2])
     assert rig.written(request) == 0, "the last rank has not brought its copy"

@@ -37,9 +37,9 @@ def test_objects_go_in_order_with_their_parents_and_their_own_slots() -> None:
     rig = Rig()
     hashes = wanted_by("r", rig, 7)
     (job,) = rig.pushes()
-    assert [each.name for each in job.objects] == hashes[1:6:2]
-    assert [each.parent for each in job.objects] == [None, hashes[1], hashes[3]]
-    assert slots_of([job]) == rig.index.locate(0, hashes[:6])[0]
+    assert [each.name for each in job.objects] == [hashes[at] for at in (1, 3, 5, 6)]
+    assert [each.parent for each in job.objects] == [None, hashes[1], hashes[3], hashes[5]]
+    assert slots_of([job]) == rig.index.locate(0, hashes)[0]
     assert job.keys is rig.keys.current
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from moonstep.engine import BlockHash, Request
 from moonstep.keys import Key, KeyMaker
 from moonstep.scheduler.misses import MissReason
-from moonstep.scheduler.objects import WantedObject
+from moonstep.scheduler.objects import NO_REACH, Reach, WantedObject
 from moonstep.scheduler.slots import Placed
 
 
@@ -43,14 +43,22 @@ class Arrival:
 
     request: Request
     deadline_s: float
-    first: list[int]
+    top: Reach = NO_REACH
+    """Where it would resume if all that is stored of its prefix were there."""
+    first: list[int] = field(default_factory=list)
     """By group of full attention, how many of its objects the host cache has, from the first."""
     state: FetchState = FetchState.LOOKING
-    boundaries: list[int] = field(default_factory=list)
-    """Up to where host cache and store together have all that a resume reads, highest first."""
+    there: set[Mark] = field(default_factory=set)
+    """Objects that the store says it has."""
+    whole_tokens: int | None = None
+    """How far whole objects of full attention reach, once the store has answered."""
+    ends: list[int] = field(default_factory=list)
+    """Where earlier prefixes may have ended, once that has been asked for."""
+    reaches: list[Reach] = field(default_factory=list)
+    """Where host cache and store together have all that a resume reads, highest first."""
     known_tokens: int = 0
     """How far host cache and store have its prefix; before the store has answered, may have it."""
-    goal_tokens: int = 0
+    goal: Reach = NO_REACH
     """Where it can resume once what is fetched for it has come."""
     reason: MissReason | None = None
     """Why some of it will not come; ``None`` while it may."""
@@ -69,6 +77,29 @@ class Asked(NamedTuple):
 
     arrival: Arrival
     objects: list[WantedObject]
+
+    def take(self, present: Sequence[bool], parts_of: Callable[[int], int]) -> list[Mark]:
+        """Note what is there, by the answers for all parts; the objects that are not.
+
+        ``parts_of`` says how many parts an object of a group has.
+        """
+        missing: list[Mark] = []
+        at = 0
+        for each in self.objects:
+            count = parts_of(each.shape.group.index)
+            parts = present[at : at + count]
+            if len(parts) < count:
+                break  # what is not said is not there, and not known to be missing either
+            at += count
+            if all(parts):
+                self.arrival.there.add(each.mark)
+            else:
+                missing.append(each.mark)
+        return missing
+
+
+AskedObjects = tuple[int, list[WantedObject]]
+"""The ticket of a look, and what it is for."""
 
 
 class Fetched(NamedTuple):

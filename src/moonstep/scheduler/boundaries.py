@@ -26,8 +26,9 @@ from moonstep.groups import (
 class Boundaries:
     """The boundaries of one engine: multiples of ``align_tokens``, which all its groups share.
 
-    One in ``interval_tokens`` is kept whatever the request is, none if that is 0. A store's hits
-    end at multiples of ``unit_tokens`` only: where there is a store, what goes there is kept too.
+    One in ``interval_tokens`` is kept whatever the request is, none if that is 0. In a store all
+    prefixes share what ends at multiples of ``unit_tokens``: where there is one, the last of those
+    is kept too.
     """
 
     groups: tuple[Group, ...]
@@ -69,7 +70,7 @@ class Boundaries:
         return tokens // self.align_tokens * self.align_tokens
 
     def stored_below(self, tokens: int) -> int:
-        """The highest one at or below ``tokens`` that a store's hit can end at; 0 without store."""
+        """The highest multiple of ``unit_tokens`` at or below ``tokens``; 0 without a store."""
         return tokens // self.unit_tokens * self.unit_tokens if self.unit_tokens else 0
 
     def of_request(self, request: Request) -> tuple[int, ...]:
@@ -91,11 +92,10 @@ class Boundaries:
     def stored_between(
         self, first_tokens: int, stop_tokens: int, of_request: Sequence[int]
     ) -> list[int]:
-        """The kept boundaries in ``(first, stop]`` that a store's hit can end at, ascending."""
-        unit = self.unit_tokens
-        if not unit:
+        """The kept boundaries in ``(first, stop]``, ascending, if there is a store; else none."""
+        if not self.unit_tokens:
             return []
-        kept = {b for b in of_request if first_tokens < b <= stop_tokens and b % unit == 0}
+        kept = {b for b in of_request if first_tokens < b <= stop_tokens}
         kept.update(interval_ends(self.interval_tokens, first_tokens, stop_tokens))
         return sorted(kept)
 

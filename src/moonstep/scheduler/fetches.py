@@ -2,26 +2,35 @@
 
 Looking starts when a request arrives. While its bytes are on their way the answer is *pending*, for
 a bounded number of requests and until a deadline counted from the arrival; then the promise is what
-has come. One look and one plan a request: what failed is not asked for again.
+has come. One plan a request: what failed is not asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 from moonstep.engine import Request
 from moonstep.groups import block_names, hit_blocks
-from moonstep.scheduler.arrivals import Arrival, Asked, FetchCounts, Fetched, FetchState, Mark
+from moonstep.scheduler.arrivals import (
+    Arrival,
+    Asked,
+    AskedObjects,
+    FetchCounts,
+    Fetched,
+    FetchState,
+    Mark,
+)
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import OpenJob
 from moonstep.scheduler.misses import NOTHING_FOUND, Look, MissReason
-from moonstep.scheduler.objects import ObjectPlan, ObjectShape, WantedObject, all_of, objects_of
+from moonstep.scheduler.objects import ObjectPlan, ObjectShape, Reach, WantedObject
 from moonstep.scheduler.pace import FetchPace
 from moonstep.scheduler.slots import Placed
-from moonstep.wire import SCRATCH, StoredObject
+from moonstep.scheduler.survey import Survey
+from moonstep.wire import SCRATCH, Job, StoredObject
 
 OBJECTS_PER_JOB: Final = 4
 
@@ -38,6 +47,7 @@ class FetchPlanner:
         self._objects = objects
         self._min_tokens = min_tokens
         self._pace = pace
+        self._survey = Survey(index, objects)
         self._ticket_count = 0
         self._looks: dict[int, Asked] = {}
         self._job_of: dict[Mark, int] = {}
@@ -47,9 +57,7 @@ class FetchPlanner:
         self._over: dict[str, Look] = {}  # Invariant: all of them known
         self._held_slots = 0
 
-    def arrive(
-        self, request: Request, now_s: float, deadline_s: float
-    ) -> tuple[int, list[WantedObject]] | None:
+    def arrive(self, request: Request, now_s: float, deadline_s: float) -> AskedObjects | None:
         """Begin to look for a request's prefix: the ticket, and the objects to be asked for.
 
         ``None`` if there is nothing to ask for, if a fetch for this request has failed before, or
@@ -58,105 +66,58 @@ class FetchPlanner:
         if self._known.get(request.request_id) is not request:
             self._known[request.request_id] = request
             self._failed.discard(request.request_id)
-        stop_tokens = self._stop_tokens(request)
-        arrival = Arrival(request, deadline_s, [], known_tokens=stop_tokens)
-        asked: list[WantedObject] = []
-        for shape in self._objects.dense:
-            first = self._objects_here(shape, request, stop_tokens)
-            arrival.first.append(first)
-            stop = stop_tokens // shape.tokens
-            asked += all_of(shape, objects_of(shape, request.block_hashes, first, stop))
-        for boundary in range(
-            self._objects.unit_tokens, stop_tokens + 1, self._objects.unit_tokens
-        ):
-            here = self._objects.at(request.block_hashes, boundary)
-            asked += [each for each in here if not self._has_all(each)]
+        arrival = Arrival(request, deadline_s)
+        asked = self._survey.begin(arrival)
+        arrival.known_tokens = arrival.top.resume_tokens
         if not asked:
             return None
-        tokens = stop_tokens - self._least_here(arrival)
+        tokens = arrival.top.resume_tokens - self._survey.least_here(arrival)
         if reason := self._reason_not_to_look(request, tokens, now_s):
             self._over[request.request_id] = self._look(arrival, reason)
             return None
+        self.arrivals[request.request_id] = arrival
+        return self._ask(arrival, asked)
+
+    def _ask(self, arrival: Arrival, asked: list[WantedObject]) -> AskedObjects:
         self._ticket_count += 1
         self._looks[self._ticket_count] = Asked(arrival, asked)
-        self.arrivals[request.request_id] = arrival
         self.counts.looks += 1
         return self._ticket_count, asked
 
     def found(
         self, ticket: int, present: Sequence[bool], parts_of: Callable[[int], int]
-    ) -> list[Mark]:
+    ) -> tuple[list[Mark], AskedObjects | None]:
         """The store has answered: an object counts if every part of it is there.
 
         ``parts_of`` says how many keys one object of a group has. The objects that the store does
-        not have.
+        not have, and what to ask it next for the same arrival, if anything.
         """
         look = self._looks.pop(ticket, None)
         if look is None or look.arrival.state is not FetchState.LOOKING:
-            return []
-        arrival, at = look.arrival, 0
-        there: set[Mark] = set()
-        missing: list[Mark] = []
-        for each in look.objects:
-            count = parts_of(each.shape.group.index)
-            parts = present[at : at + count]
-            if len(parts) < count:
-                break  # what is not said is not there, and not known to be missing either
-            at += count
-            if all(parts):
-                there.add(each.mark)
-            else:
-                missing.append(each.mark)
-        arrival.boundaries = self._within_reach(arrival, there)
-        arrival.known_tokens = max(arrival.boundaries, default=0)
-        gain = arrival.known_tokens - self._least_here(arrival)
+            return [], None
+        missing = look.take(present, parts_of)
+        arrival = look.arrival
+        arrival.reaches = self._survey.reaches(arrival)
+        if present and (further := self._further(arrival)):
+            return missing, self._ask(arrival, further)
+        arrival.known_tokens = max((reach.resume_tokens for reach in arrival.reaches), default=0)
+        gain = arrival.known_tokens - self._survey.least_here(arrival)
         reason = self._reason_not_to_fetch(gain)
         if reason is None:
             arrival.state = FetchState.FOUND
         else:
             self.end(arrival, reason)
-        return missing
+        return missing, None
 
-    def _stop_tokens(self, request: Request) -> int:
-        """The highest boundary that a store's hit can end at. The last token is computed."""
-        hashed_tokens = len(request.block_hashes) * self._objects.hash_tokens
-        return self._objects.below(min(request.num_tokens - 1, hashed_tokens))
-
-    def _objects_here(self, shape: ObjectShape, request: Request, stop_tokens: int) -> int:
-        """How many of a prefix's objects the host cache has, from the first."""
-        group = shape.group
-        names = block_names(request.block_hashes, group, 0, stop_tokens // group.block_tokens)
-        return self._index.written_run(group.index, names, 0, len(names)) // shape.blocks
-
-    def _has_all(self, each: WantedObject) -> bool:
-        return self._index.has_written(each.shape.group.index, each.names.names)
-
-    def _least_here(self, arrival: Arrival) -> int:
-        """Tokens from which on something has to be fetched."""
-        if self._objects.sparse:
-            return 0
-        rows = zip(self._objects.dense, arrival.first, strict=True)
-        return min(shape.tokens * first for shape, first in rows)
-
-    def _within_reach(self, arrival: Arrival, there: set[Mark]) -> list[int]:
-        """Boundaries that can be resumed at once what is ``there`` has come, highest first."""
-        hashes, unit = arrival.request.block_hashes, self._objects.unit_tokens
-        reach = self._stop_tokens(arrival.request)
-        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
-            objects = all_of(shape, objects_of(shape, hashes, first, reach // shape.tokens))
-            run = ([each.mark in there for each in objects] + [False]).index(False)
-            reach = min(reach, (first + run) * shape.tokens)
-        reach = self._objects.below(reach)
-        if not self._objects.sparse:
-            return [reach] if reach else []
-        return [
-            boundary
-            for boundary in range(reach, 0, -unit)
-            if all(
-                each.mark in there or self._has_all(each)
-                for each in self._objects.at(hashes, boundary)
-            )
-        ]
+    def _further(self, arrival: Arrival) -> list[WantedObject]:
+        """What to ask next: the ends of earlier prefixes, once, if that can be worth a fetch."""
+        if arrival.ends or arrival.top in arrival.reaches:
+            return []
+        ends = self._survey.ends_behind(arrival)
+        if not ends or ends[-1] - self._survey.least_here(arrival) < self._min_tokens:
+            return []
+        arrival.ends, arrival.known_tokens = ends, ends[-1]
+        return self._survey.further(arrival)
 
     def wanted(self, arrival: Arrival, most_slots: int) -> list[tuple[WantedObject, Columns]]:
         """Objects to be fetched for an arrival, each with the blocks that have no slot yet.
@@ -165,21 +126,21 @@ class FetchPlanner:
         needs, or nothing. What another job is bringing is waited for, not asked for; what an
         abandoned job may still bring is neither, and so is all behind it.
         """
-        for boundary in arrival.boundaries:
-            wanted, jobs, is_whole = self._missing(arrival, boundary, most_slots)
+        for reach in arrival.reaches:
+            wanted, jobs, is_whole = self._missing(arrival, reach, most_slots)
             if is_whole or not self._objects.sparse:
                 arrival.jobs |= jobs
-                arrival.goal_tokens = boundary
+                arrival.goal = reach
                 return wanted
         return []
 
     def _missing(
-        self, arrival: Arrival, boundary: int, most_slots: int
+        self, arrival: Arrival, reach: Reach, most_slots: int
     ) -> tuple[list[tuple[WantedObject, Columns]], set[int], bool]:
-        """What lacks for a boundary, the jobs that bring some of it, and whether that is all."""
+        """What lacks for a resume, the jobs that bring some of it, and whether that is all."""
         wanted: list[tuple[WantedObject, Columns]] = []
         jobs: set[int] = set()
-        for each in self._up_to(arrival, boundary):
+        for each in self._survey.up_to(arrival, reach):
             group = each.shape.group.index
             marks = [(group, name) for name in each.names.names]
             if not self._stuck.keys().isdisjoint(marks):
@@ -197,20 +158,16 @@ class FetchPlanner:
                 wanted.append((each, columns))
         return wanted, jobs, True
 
-    def _up_to(self, arrival: Arrival, boundary: int) -> Iterator[WantedObject]:
-        """All objects that a resume at ``boundary`` reads and the host cache had not at first."""
-        hashes = arrival.request.block_hashes
-        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
-            yield from all_of(shape, objects_of(shape, hashes, first, boundary // shape.tokens))
-        yield from self._objects.at(hashes, boundary)
-
     def use(self, life: int, arrival: Arrival) -> None:
         """What the host cache has of what an arrival will resume from, ``life`` uses from now on.
 
         Else it might be what makes room for the rest: it was used long ago, perhaps longest of all.
         """
-        for shape in self._objects.shapes:
-            group, needed = shape.group, hit_blocks(shape.group, arrival.goal_tokens)
+        objects, goal = self._objects, arrival.goal
+        ends = [(shape.group, goal.end_tokens) for shape in objects.dense]
+        ends += [(shape.group, goal.resume_tokens) for shape in objects.sparse]
+        for group, end_tokens in ends:
+            needed = hit_blocks(group, end_tokens)
             names = block_names(arrival.request.block_hashes, group, needed.start, needed.stop)
             self._index.use(life, group.index, names, (), needed[: len(names)])
 
@@ -234,14 +191,14 @@ class FetchPlanner:
             placed_objects.append((stored, placed))
         return placed_objects
 
-    def started(self, arrival: Arrival, number: int, parts: Sequence[Placed]) -> None:
-        """A job that brings ``parts`` for an arrival has a number."""
-        arrival.jobs.add(number)
-        arrival.asked_tokens += sum(map(self._tokens_of, parts))
+    def started(self, arrival: Arrival, job: Job, parts: Sequence[Placed]) -> None:
+        """A job brings ``parts`` of its objects, those that have slots, for an arrival."""
+        arrival.jobs.add(job.number)
+        arrival.asked_tokens += sum(map(self._tokens_of, job.objects))
         arrival.started_s = self._pace.clock()
         self.counts.started_objects += len(parts)
         for part in parts:
-            self._job_of.update(dict.fromkeys(_marks(part), number))
+            self._job_of.update(dict.fromkeys(_marks(part), job.number))
 
     def ended(self, entry: OpenJob[Fetched]) -> list[Mark]:
         """A fetch came back from every rank; the objects that did not come.
@@ -264,7 +221,7 @@ class FetchPlanner:
                     self._failed.add(request_id)
                 continue
             self.counts.fetched_objects += 1
-            arrival.came_tokens += self._tokens_of(part)
+            arrival.came_tokens += self._tokens_of(stored)
             arrived = self._index.acknowledge(part)
             if arrived == len(part) and self.arrivals.get(request_id) is arrival:
                 self._index.pin(part.slots)
@@ -343,8 +300,9 @@ class FetchPlanner:
         """The objects that tokens are counted by: every prefix is covered by one group's once."""
         return self._objects.shapes[0]
 
-    def _tokens_of(self, part: Placed) -> int:
-        return self._lead.tokens if part.columns.group == self._lead.group.index else 0
+    def _tokens_of(self, stored: StoredObject) -> int:
+        group = self._lead.group
+        return len(stored.slots) * group.block_tokens if stored.group == group.index else 0
 
     def _reason_not_to_look(self, request: Request, tokens: int, now_s: float) -> MissReason | None:
         if request.request_id in self._failed:

@@ -267,8 +267,10 @@ class SparsePlanner:
         if not self._states:
             self._reach(tracker, end_tokens(tracker.request))
         stored = self.boundaries.stored_below(trail.last_tokens)
-        if stored == trail.last_tokens or not self._states:
+        if stored and stored < trail.last_tokens and not self._states:
             self._reached.append((tracker.request, stored))
+        if self.boundaries.unit_tokens:
+            self._reached.append((tracker.request, trail.last_tokens))
         for group in self.groups:
             # The last block of a window may still be on its way; a state counts whole or not at all
             passed = trail.let_go(group) if self._states else trail.left_behind(group)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from moonstep.config import Push, Settings
+from moonstep.config import Settings
 from moonstep.engine import Request, SchedulerOutput
 from moonstep.groups import Group
 from moonstep.keys import KeyMaker
 from moonstep.scheduler.arrivals import (
     Arrival,
+    AskedObjects,
     Fetched,
     FetchState,
     Mark,
@@ -22,15 +23,9 @@ from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.fetches import OBJECTS_PER_JOB, FetchPlanner
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.jobs import JobLedger
-from moonstep.scheduler.keptobjects import KeptObjects
 from moonstep.scheduler.misses import Look, MissReason
-from moonstep.scheduler.objects import (
-    ObjectPlan,
-    ObjectShape,
-    WantedObject,
-    all_of,
-    objects_of,
-)
+from moonstep.scheduler.objects import ObjectPlan
+from moonstep.scheduler.offers import Offers
 from moonstep.scheduler.pace import FetchPace, PrefillPace
 from moonstep.scheduler.pushes import Bucket, PushQueue, Stocktaking
 from moonstep.scheduler.slots import Placed
@@ -102,7 +97,6 @@ class StoreTier:
     ) -> None:
         self._settings = settings
         self._objects = ObjectPlan.of(groups, settings.chunk_tokens)
-        self._dense = {shape.group.index: shape for shape in self._objects.dense}
         self._block_bytes = {group.index: group.block_bytes for group in groups}
         self._rank_count = rank_count
         self._index = index
@@ -110,13 +104,13 @@ class StoreTier:
         self._lookup = lookup
         self._clock = clock
         self.pushes = PushQueue(index)
+        self._offers = Offers(settings, self._objects, index, self.pushes)
         self._pace = FetchPace(clock, prefill)
         self.fetches = FetchPlanner(index, self._objects, settings.min_fetch_tokens, self._pace)
         self._push_jobs: JobLedger[Stocktaking] = JobLedger(rank_count)
         self._fetch_jobs: JobLedger[Fetched] = JobLedger(rank_count)
         self._bucket = Bucket(settings.push_bytes_per_s, clock())
         self._pending: set[str] = set()
-        self._kept = KeptObjects(self._objects, index)
         self._job_count = 0
 
     @property
@@ -141,10 +135,7 @@ class StoreTier:
             return
         self._take_answers()
         now_s = self._clock()
-        asked = self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s)
-        if asked is not None:
-            ticket, objects = asked
-            self._lookup.ask(ticket, keys_asked(self._keyring.current, self._rank_count, objects))
+        self._ask(self.fetches.arrive(request, now_s, now_s + self._settings.fetch_deadline_s))
 
     def is_pending(self, request: Request) -> bool:
         """Whether the request should wait: its bytes are on their way, and in time."""
@@ -177,6 +168,7 @@ class StoreTier:
 
     def finished(self, request: Request) -> None:
         """The request has ended, and its id may come again as another's."""
+        self._offers.finished(request)
         self.fetches.forget(request)
         if request.request_id not in self.fetches.arrivals:
             self._pending.discard(request.request_id)
@@ -184,52 +176,16 @@ class StoreTier:
     # What there is to push.
 
     def captured(self, columns: Columns, requests: Mapping[int, Request]) -> None:
-        """Blocks were captured on every rank: objects that are whole now may be pushed."""
-        shape, pushed = self._dense.get(columns.group), self._settings.pushed
-        if shape is None or pushed not in (Push.ALL, Push.DECODED):
-            return
-        whole = {
-            (life, depth // shape.blocks)
-            for life, depth in zip(columns.lives, columns.depths, strict=True)
-        }
-        for life, number in sorted(whole):
-            request = requests.get(life)
-            if request is None:
-                continue
-            if self._is_pushed(request, (number + 1) * shape.tokens):
-                self._offer(request, shape, number, number + 1)
+        """Blocks were captured on every rank, for these lives' requests."""
+        self._offers.captured(columns, requests)
 
     def kept(self, request: Request, boundary_tokens: int) -> None:
-        """Windows and states are kept at this boundary: they may be pushed once they are there."""
-        if self._is_pushed(request, boundary_tokens):
-            self._kept.add(request, boundary_tokens)
-
-    def _is_pushed(self, request: Request, stop_tokens: int) -> bool:
-        """Whether what ends there goes to the store when it is captured."""
-        pushed = self._settings.pushed
-        is_decoded = stop_tokens > request.num_prompt_tokens
-        return pushed is Push.ALL or (pushed is Push.DECODED and is_decoded)
+        """Windows and states are kept at this boundary."""
+        self._offers.kept(request, boundary_tokens)
 
     def went_on(self, request: Request, num_computed_tokens: int) -> None:
-        """A request goes on from a prefix that was there: its objects are used again."""
-        if self._settings.pushed in (Push.ALL, Push.REUSE):
-            for shape in self._objects.dense:
-                self._offer(request, shape, 0, num_computed_tokens // shape.tokens)
-            self._kept.add(request, num_computed_tokens)
-
-    def _offer(self, request: Request, shape: ObjectShape, first: int, stop: int) -> None:
-        self._offer_all(
-            request, all_of(shape, objects_of(shape, request.block_hashes, first, stop))
-        )
-
-    def _offer_all(self, request: Request, objects: Sequence[WantedObject]) -> None:
-        """Push these objects, as far as they are here."""
-        if self._most_busy_slots < self._objects.most_blocks:
-            return  # no job could ever own so many slots
-        for each in objects:
-            group = each.shape.group.index
-            if self._index.has_written(group, each.names.names):
-                self.pushes.offer(request.request_id, group, [each.names])
+        """A request goes on from a prefix that was there."""
+        self._offers.went_on(request, num_computed_tokens)
 
     def has_push_work(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
@@ -250,8 +206,7 @@ class StoreTier:
             self.fetches.abandoned(late)
         self.pushes.counts.abandoned_jobs += len(self._push_jobs.abandon_late(now_s))
         self._take_answers()
-        for request, objects in self._kept.take():
-            self._offer_all(request, objects)
+        self._offers.look_again()
         jobs = self._plan_fetches(now_s, new_life)
         if self.pushes:
             jobs += self._plan_pushes(now_s)
@@ -280,12 +235,19 @@ class StoreTier:
         self._keyring.reset()
         self.pushes.reset()
         self.fetches.reset()
-        self._kept.clear()
+        self._offers.reset()
 
     def _take_answers(self) -> None:
         for ticket, present in self._lookup.answers():
-            for group, name in self.fetches.found(ticket, present, self._parts_of):
+            missing, further = self.fetches.found(ticket, present, self._parts_of)
+            for group, name in missing:
                 self.pushes.stock.known.discard(group, name)
+            self._ask(further)
+
+    def _ask(self, asked: AskedObjects | None) -> None:
+        if asked is not None:
+            ticket, objects = asked
+            self._lookup.ask(ticket, keys_asked(self._keyring.current, self._rank_count, objects))
 
     def _parts_of(self, group: int) -> int:
         """Keys that together are one object of a group: ranks with the same bytes share one."""
@@ -350,7 +312,7 @@ class StoreTier:
         slot_count = sum(len(part) for part in parts)
         deadline_s = max(arrival.deadline_s, now_s)
         self._fetch_jobs.open(job, Fetched(arrival, parts), slot_count, deadline_s)
-        self.fetches.started(arrival, job.number, parts)
+        self.fetches.started(arrival, job, parts)
         return job
 
     def _plan_pushes(self, now_s: float) -> list[Job]:

@@ -19,8 +19,8 @@ class Trail:
     ``of_request`` are the boundaries at which its windows and states are kept for good.
     ``passing`` are, by group, the positions of the blocks it keeps only until it has moved on,
     ascending, each once.
-    Where a store's hits end at multiples of ``unit_tokens``, the last of those is kept as well: the
-    life may end before the next.
+    Where all prefixes share what a store has at multiples of ``unit_tokens``, the last of those is
+    kept as well: the life may end before the next.
     """
 
     __slots__ = ("_anchors", "_unit_tokens", "of_request", "passing")

@@ -43,7 +43,7 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
     }
     if rng.random() < 0.4:
         facts |= store_settings(shape) | {
-            "chunk_tokens": shape.block_tokens * rng.choice((1, 2)),
+            "chunk_tokens": shape.block_tokens * rng.choice((1, 2, 4)),
             "push": rng.choice(("all", "reuse")),
             "fetch_deadline_s": rng.choice((0.005, 0.05, 0.5)),
             "push_deadline_s": rng.choice((0.005, 0.5)),
@@ -59,10 +59,10 @@ def settings(shape: Shape, rng: random.Random) -> dict[str, Any]:
 
 
 def store_settings(shape: Shape) -> dict[str, Any]:
-    """A store in memory behind the host cache; objects of one block."""
+    """A store in memory behind the host cache; objects of two blocks, and of one at many an end."""
     return {
         "store": f"memory://{SHELF}",
-        "chunk_tokens": shape.block_tokens,
+        "chunk_tokens": 2 * shape.block_tokens,
         "min_fetch_tokens": 1,
         "fetch_deadline_s": 0.2,
         "push_deadline_s": 0.2,
