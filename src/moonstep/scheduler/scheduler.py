@@ -395,6 +395,6 @@ class MooncakeStoreScheduler:
         kept = self.index.acknowledge(placed)
         self.tier.captured(placed.columns, self._lives.request_of)
         if capture.engine_keeps and kept == len(placed):
-            self.index.residency.note(placed.at, placed.columns.blocks)
+            self.index.residency.note(placed.slots, placed.columns.blocks)
         self.stats.saved_blocks += kept
         self.stats.saved_tokens += kept * self._groups[placed.columns.group].block_tokens
