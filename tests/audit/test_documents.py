@@ -38,6 +38,8 @@ def test_scenarios_are_listed() -> None:
         ["--scenario", "resum"],
         ["--extra-config", "[]"],
         ["--groups", "half"],
+        ["--grid", "full/8"],
+        ["--grid", "mla", "--groups", "mla"],
         ["--load-failure-policy", "pray"],
     ],
 )

@@ -16,8 +16,11 @@ from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 from moonstep.config import CaptureMode
 from moonstep.groups import Group, GroupKind
 from moonstep.scheduler.boundaries import Boundaries
+from moonstep.scheduler.captures import CapturePlanner
 from moonstep.scheduler.checks import check_windows
+from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
+from moonstep.scheduler.lookahead import LookAhead
 from moonstep.scheduler.policies import LruPolicy
 from moonstep.scheduler.sparse import SparsePlanner
 from moonstep.scheduler.stats import SchedulerStats
@@ -51,10 +54,10 @@ class Desk:
         if slots:
             self.index.resize(slots)
         self.stats = SchedulerStats()
-        witness = Witness()
-        witness.bind(self.pool)
+        self.witness = Witness()
+        self.witness.bind(self.pool)
         boundaries = Boundaries.of(groups, interval)
-        self.planner = SparsePlanner(groups, boundaries, self.index, witness, self.stats)
+        self.planner = SparsePlanner(groups, boundaries, self.index, self.witness, self.stats)
         self.planner.mode = mode
         self.block_pool: Any = self.pool
         self.planner.bind(self)
@@ -306,6 +309,27 @@ def test_lazy_leaves_to_the_engine_what_it_has_a_name_for() -> None:
     desk = Desk(FULL, WINDOW, mode=CaptureMode.LAZY)
     desk.name(WINDOW, 2)
     assert desk.fill(PROMPT_TOKENS) == {1: [3]}
+
+
+def test_what_lazy_left_to_the_engine_is_kept_though_another_life_passes_it_by() -> None:
+    """It is in the index when the engine gives it up, and has to stay when that life moves on."""
+    desk = Desk(FULL, WINDOW, mode=CaptureMode.LAZY)
+    desk.name(WINDOW, 2)
+    assert desk.fill(PROMPT_TOKENS) == {1: [3]}
+    name = desk.request.block_hashes[2]
+    placed = desk.index.plan(Columns(1, [2], [2], [name], [99]))
+    assert placed is not None
+    desk.index.acknowledge(placed)
+    desk.index.pass_by(placed.slots)
+    lookahead = LookAhead()
+    lookahead.bind(desk.block_pool)
+    planner = CapturePlanner(desk.groups, desk.index, desk.witness, lookahead, desk.stats)
+    desk.pool.get_new_blocks(desk.pool.get_num_free_blocks())
+    desk.pool.free_blocks([desk.live[1][2]])
+    planner.leavers(1 << 20)
+    assert planner.take() == []
+    desk.index.give_up(1, [name])
+    assert desk.index.holds(1, name)
 
 
 def test_what_another_life_passes_by_is_kept_once_it_is_wanted() -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from moonstep.audit import connectors, driver, scenarios
+from moonstep.audit import connectors, driver, grid, scenarios
 from moonstep.audit.findings import Finding, Kind
 from moonstep.audit.jobs import Done, HistoriesJob, Pool, ScenarioJob, ShrinkJob
 from moonstep.audit.scenarios.stage import BASE, Result, Status, status_of
 from moonstep.audit.shape import Groups, matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from moonstep.audit.engineconfig import ConnectorChoice
     from moonstep.audit.jobs import Job
     from moonstep.audit.replay import Replay
+    from moonstep.audit.shape import Cell, Shape
 
 HISTORIES_A_JOB = 10
 SPARE_HISTORIES = 3
@@ -30,7 +32,8 @@ MOST_FINDINGS = 20
 class Order:
     """What is to be audited. `steps` are engine steps of random histories, over all of them.
 
-    `real_store`: over the real store of this connector, not over a stand-in.
+    `cell`: in this cell of the grid, whose groups count. `real_store`: over the real store of this
+    connector, not over a stand-in.
     """
 
     connector: ConnectorChoice
@@ -41,6 +44,12 @@ class Order:
     groups: Groups = "full"
     shrinks: int = 3
     real_store: bool = False
+    cell: Cell | None = None
+
+    @property
+    def place(self) -> str:
+        """The cell, or the groups."""
+        return self.cell.name if self.cell else self.groups
 
 
 @dataclass(slots=True)
@@ -85,7 +94,9 @@ def command(order: Order, *more: str) -> str:
         words.append(f"--role {order.connector.role}")
     if order.connector.load_failure_policy != "fail":
         words.append(f"--load-failure-policy {order.connector.load_failure_policy}")
-    if order.groups != "full":
+    if order.cell is not None:
+        words.append(f"--grid {order.cell.name}")
+    elif order.groups != "full":
         words.append(f"--groups {order.groups}")
     if order.real_store:
         words.append("--real-mooncake")
@@ -94,41 +105,76 @@ def command(order: Order, *more: str) -> str:
 
 def plan(order: Order) -> tuple[list[Job], list[Job]]:
     """Jobs of the scenarios, and jobs of the random histories."""
+    choice, groups, cell = order.connector, order.groups, order.cell
     of_scenarios: list[Job] = [
-        ScenarioJob(name, shape, order.connector, variant, order.groups)
-        for name in order.scenarios
-        for variant in connectors.variants_of(order.connector)
-        for shape in matrix(BASE)
+        ScenarioJob(name, shape, choice, variant, groups, cell)
+        for name, variant, shape in _stagings(order)
     ]
-    count = -(-order.steps // driver.HISTORY_STEPS)
-    if count > 1:
+    enough = -(-order.steps // driver.HISTORY_STEPS)
+    count = enough
+    if enough > 1:
         count *= SPARE_HISTORIES  # a history may end early; no more begin once there are enough
     length = min(order.steps, driver.HISTORY_STEPS)
     seeds = range(order.seed, order.seed + count)
+    a_job = max(1, min(HISTORIES_A_JOB, enough))
     of_histories: list[Job] = [
-        HistoriesJob(tuple(seeds[i : i + HISTORIES_A_JOB]), length, order.connector, order.groups)
-        for i in range(0, len(seeds), HISTORIES_A_JOB)
+        HistoriesJob(tuple(seeds[i : i + a_job]), length, choice, groups, cell)
+        for i in range(0, len(seeds), a_job)
     ]
     return of_scenarios, of_histories
 
 
-def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
-    """Run an audit; `told(phase, done, total)` hears of progress.
+def _stagings(order: Order) -> Iterator[tuple[str, str, Shape]]:
+    """Scenario, variant and shape: all eight shapes, or those of a cell."""
+    variants = connectors.variants_of(order.connector)
+    for turn, name in enumerate(order.scenarios):
+        if order.cell is not None:
+            for variant, shape in grid.stagings(order.cell, variants, turn):
+                yield name, variant, shape
+            continue
+        for variant in variants:
+            for shape in matrix(BASE):
+                yield name, variant, shape
 
+
+def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
+    """Run one audit; see `perform_each`."""
+    return perform_each([order], told)[0]
+
+
+def perform_each(orders: Sequence[Order], told: Callable[[str, int, int], None]) -> list[Verdict]:
+    """Run audits of one connector; `told(phase, done, total)` hears of progress.
+
+    They share processes, so all have the first one's connector, `jobs` and `real_store`.
     `ValueError` when there is no real store to drive the connector over, and there should be.
     """
+    first = orders[0]
+    if first.real_store:
+        connectors.use_real_store(first.connector.name)
+    verdicts = []
+    with Pool(first.jobs, first.connector.name, real_store=first.real_store) as pool:
+        for number, order in enumerate(orders, 1):
+            among = f"{order.place} ({number} of {len(orders)}), " if len(orders) > 1 else ""
+
+            def tell(phase: str, done: int, total: int, among: str = among) -> None:
+                told(among + phase, done, total)
+
+            started = time.perf_counter()
+            verdicts.append(_perform(order, pool, tell))
+            verdicts[-1].seconds = time.perf_counter() - started
+    return verdicts
+
+
+def _perform(order: Order, pool: Pool, told: Callable[[str, int, int], None]) -> Verdict:
     verdict = Verdict(order)
     of_scenarios, of_histories = plan(order)
-    if order.real_store:
-        connectors.use_real_store(order.connector.name)
-    with Pool(order.jobs, order.connector.name, real_store=order.real_store) as pool:
-        for number, done in enumerate(pool.run(of_scenarios), 1):
-            verdict.results.append(_result(order, done))
-            told("scenarios", number, len(of_scenarios))
-        for done in pool.run(of_histories, lambda: _is_enough(verdict)):
-            _note(verdict, done)
-            told("random steps", verdict.counts["steps"], order.steps)
-        _shrink(verdict, pool, told)
+    for number, done in enumerate(pool.run(of_scenarios), 1):
+        verdict.results.append(_result(order, done))
+        told("scenarios", number, len(of_scenarios))
+    for done in pool.run(of_histories, lambda: _is_enough(verdict)):
+        _note(verdict, done)
+        told("random steps", verdict.counts["steps"], order.steps)
+    _shrink(verdict, pool, told)
     names = [scenario.name for scenario in scenarios.ALL]
     verdict.results.sort(key=lambda result: names.index(result.scenario))
     return verdict
@@ -164,7 +210,7 @@ def _note(verdict: Verdict, done: Done) -> None:
     job = done.job
     assert isinstance(job, HistoriesJob)
     verdict.histories += 1
-    shape = driver.random_history(done.part, job.steps, job.groups)[0]
+    shape = driver.random_history(done.part, job.steps, job.groups, job.cell)[0]
     finding = _lost(done.problem, job.deadline_s) if done.problem else done.value.finding
     if finding is not None and finding.kind is Kind.REFUSED:
         verdict.counts["refused"] += 1
@@ -185,7 +231,9 @@ def _shrink(verdict: Verdict, pool: Pool, told: Callable[[str, int, int], None])
     wanted: Sequence[RandomFinding] = sorted(verdict.random_findings, key=lambda f: f.seed)
     by_seed = {found.seed: found for found in wanted[: order.shrinks]}
     steps = min(order.steps, driver.HISTORY_STEPS)
-    jobs: list[Job] = [ShrinkJob(seed, steps, order.connector, order.groups) for seed in by_seed]
+    jobs: list[Job] = [
+        ShrinkJob(seed, steps, order.connector, order.groups, order.cell) for seed in by_seed
+    ]
     for number, done in enumerate(pool.run(jobs), 1):
         job = done.job
         assert isinstance(job, ShrinkJob)
@@ -198,6 +246,7 @@ def as_dict(verdict: Verdict, versions: dict[str, str]) -> dict[str, Any]:
     return {
         "connector": asdict(verdict.order.connector),
         "groups": verdict.order.groups,
+        "cell": verdict.order.cell.name if verdict.order.cell else None,
         "versions": versions,
         "seconds": round(verdict.seconds, 1),
         "findings": verdict.finding_count,

@@ -13,7 +13,7 @@ from moonstep.audit.engine import Engine
 from moonstep.audit.findings import Finding, Stop
 from moonstep.audit.history import Event, Generator
 from moonstep.audit.limits import Limits
-from moonstep.audit.shape import Groups, Shape, random_shape
+from moonstep.audit.shape import Cell, Groups, Shape, random_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,11 +104,11 @@ def run_events(
 
 
 def random_history(
-    seed: int, steps: int = HISTORY_STEPS, groups: Groups = "full"
+    seed: int, steps: int = HISTORY_STEPS, groups: Groups = "full", cell: Cell | None = None
 ) -> tuple[Shape, list[Event]]:
-    """The shape and the events that belong to a seed."""
+    """The shape and the events that belong to a seed; in a cell of the grid its groups count."""
     rng = random.Random(seed)
-    shape = random_shape(rng, groups)
+    shape = random_shape(rng, groups, cell)
     return shape, Generator(shape, rng).events(steps)
 
 
@@ -118,9 +118,10 @@ def run_seed(
     steps: int = HISTORY_STEPS,
     groups: Groups = "full",
     limits: Limits | None = None,
+    cell: Cell | None = None,
 ) -> Outcome:
     """Run the random history of a seed."""
-    shape, events = random_history(seed, steps, groups)
+    shape, events = random_history(seed, steps, groups, cell)
     return run_events(shape, fitted(connector, shape, seed), events, limits)
 
 

@@ -99,9 +99,10 @@ class Engine:
             self._aggregator = assembly.make_aggregator(self.scheduler, self.ranks)
             assembly.shake_hands(self.scheduler, self.ranks, self.shape)
             halves = [rank.connector for rank in self.ranks]
+            kit = connectors.kit_for(self.connector_name)
+            kit.adapt(self.scheduler.connector)
             self.inspector = connectors.inspect(self.scheduler.connector, halves)
             self._store = connectors.store_of(self.scheduler.connector)
-            kit = connectors.kit_for(self.connector_name)
             threads = kit.in_its_own_time or self._store is not None
             self._quiet = QuietTime(self.limits, threads=threads)
 

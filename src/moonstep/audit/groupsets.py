@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 
 HEAD_SIZE = 4
 WORD_BYTES = 4
-_LONGER = 2
-"""How much longer the blocks of `Shape.longer` are than those of the other kinds."""
 
 
 def block_tokens(shape: Shape, kind: str) -> int:
     """Tokens of one block of a kind."""
-    return shape.block_tokens * (_LONGER if kind == shape.longer else 1)
+    return shape.block_tokens * (shape.longer_times if kind == shape.longer else 1)
 
 
 def scheduler_block_tokens(shape: Shape) -> int:
     """The least common multiple of all block sizes: where the engine's own hits end."""
-    return shape.block_tokens * (_LONGER if shape.longer else 1)
+    return shape.block_tokens * (shape.longer_times if shape.longer else 1)
 
 
 def page_bytes(shape: Shape) -> int:

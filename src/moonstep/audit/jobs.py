@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from moonstep.audit.engineconfig import ConnectorChoice
-    from moonstep.audit.shape import Groups, Shape
+    from moonstep.audit.shape import Cell, Groups, Shape
 
 SCENARIO_DEADLINE_S = 90.0
 HISTORY_DEADLINE_S = 60.0
@@ -33,6 +33,7 @@ class ScenarioJob:
     connector: ConnectorChoice
     variant: str = ""
     groups: Groups = "full"
+    cell: Cell | None = None
     deadline_s: float = SCENARIO_DEADLINE_S
 
     def parts(self) -> Sequence[int]:
@@ -46,7 +47,8 @@ class ScenarioJob:
 
         del part
         scenario = scenarios.by_name(self.scenario)
-        return play(scenario, self.shape, self.connector, self.variant, self.groups)
+        choice, variant = self.connector, self.variant
+        return play(scenario, self.shape, choice, variant, self.groups, cell=self.cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class HistoriesJob:
     steps: int
     connector: ConnectorChoice
     groups: Groups = "full"
+    cell: Cell | None = None
     deadline_s: float = HISTORY_DEADLINE_S
 
     def parts(self) -> Sequence[int]:
@@ -67,7 +70,7 @@ class HistoriesJob:
         """A `driver.Outcome`."""
         from moonstep.audit import driver
 
-        return driver.run_seed(part, self.connector, self.steps, self.groups)
+        return driver.run_seed(part, self.connector, self.steps, self.groups, cell=self.cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class ShrinkJob:
     steps: int
     connector: ConnectorChoice
     groups: Groups = "full"
+    cell: Cell | None = None
     deadline_s: float = 150.0
 
     def parts(self) -> Sequence[int]:
@@ -89,7 +93,7 @@ class ShrinkJob:
         from moonstep.audit import driver, replay, shrink
 
         del part
-        whole = replay.of_seed(self.seed, self.connector, self.steps, self.groups)
+        whole = replay.of_seed(self.seed, self.connector, self.steps, self.groups, self.cell)
         finding = driver.run_events(whole.shape, whole.connector, whole.events).finding
         if finding is None:
             return None

@@ -44,3 +44,12 @@ def leaked(scheduler: Any) -> list[int]:
         for block in scheduler.kv_cache_manager.block_pool.blocks[1:]
         if block.ref_cnt != 0
     ]
+
+
+def named(scheduler: Any) -> set[tuple[int, bytes]]:
+    """Number and hash of each block that the engine could find again."""
+    return {
+        (block.block_id, block.block_hash)
+        for block in scheduler.kv_cache_manager.block_pool.blocks
+        if block.block_hash is not None
+    }

@@ -14,7 +14,7 @@ from moonstep.audit.shape import Shape
 
 if TYPE_CHECKING:
     from moonstep.audit.history import Event
-    from moonstep.audit.shape import Groups
+    from moonstep.audit.shape import Cell, Groups
 
 _MARK = "#! "
 
@@ -57,7 +57,13 @@ class Replay:
         return path
 
 
-def of_seed(seed: int, connector: ConnectorChoice, steps: int, groups: Groups = "full") -> Replay:
+def of_seed(
+    seed: int,
+    connector: ConnectorChoice,
+    steps: int,
+    groups: Groups = "full",
+    cell: Cell | None = None,
+) -> Replay:
     """The random history of a seed."""
-    shape, events = driver.random_history(seed, steps, groups)
+    shape, events = driver.random_history(seed, steps, groups, cell)
     return Replay(shape, connectors.fitted(connector, shape, seed), tuple(events))

@@ -10,13 +10,17 @@ from rich.text import Text
 
 from moonstep.audit import scenarios
 from moonstep.audit.connectors import kit_for
+from moonstep.audit.grid import row_of
 from moonstep.audit.scenarios.stage import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from moonstep.audit.audit import Verdict
     from moonstep.audit.findings import Finding
+    from moonstep.audit.grid import Row
     from moonstep.audit.scenarios.stage import Result
 
 _COLOURS = {
@@ -69,6 +73,47 @@ def scenario_table(verdict: Verdict) -> Table:
     return table
 
 
+def grid_table(rows: Sequence[Row]) -> Table:
+    """One row a cell. Scenario runs and random histories are one figure."""
+    table = Table(title="Grid", title_justify="left", box=None)
+    table.add_column("cell", no_wrap=True)
+    for column in ("runs", "steps", "promised", "findings"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        if row.refused:
+            table.add_row(row.cell.name, "refused", style="dim")
+            continue
+        figures = row.runs + row.histories, row.steps, row.promised_tokens, row.findings
+        style = "bold red" if row.findings else ""
+        table.add_row(row.cell.name, *(f"{figure:,}" for figure in figures), style=style)
+    return table
+
+
+def print_grid(console: Console, verdicts: Sequence[Verdict]) -> None:
+    """The table, and what a cell was refused for or what was found there."""
+    rows = [row_of(verdict) for verdict in verdicts]
+    console.print(grid_table(rows))
+    refused: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.refused:
+            refused[row.refused].append(row.cell.name)
+        elif row.is_unproven:
+            console.print(f"[yellow]nothing was promised: {row.cell.name}[/]")
+    for reason, names in refused.items():
+        console.print(f"[dim]refused ({reason}): {', '.join(names)}[/]", highlight=False)
+    for verdict in verdicts:
+        print_findings(console, verdict)
+    note = kit_for(verdicts[0].order.connector.name).note
+    if note:
+        console.print(note)
+    _print_sum(
+        console,
+        sum(row.findings for row in rows),
+        sum(row.not_reached for row in rows),
+        sum(verdict.seconds for verdict in verdicts),
+    )
+
+
 def print_finding(console: Console, finding: Finding, where: str) -> None:
     """One finding, with its replay command."""
     who = f" request {finding.request}" if finding.request else ""
@@ -83,20 +128,33 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.results:
         console.print(scenario_table(verdict))
         _print_reasons(console, verdict)
-    for result in _first_of_each(verdict.results):
-        if result.finding is not None:
-            where = f"{result.scenario}, {result.shape.label()} {result.variant}".rstrip()
-            print_finding(console, result.finding, where)
     if verdict.histories:
         _print_random(console, verdict)
+    print_findings(console, verdict)
     note = kit_for(verdict.order.connector.name).note
     if note:
         console.print(note)
-    count = verdict.finding_count
-    style = "bold red" if count else "bold green"
-    console.print(f"[{style}]{count} findings[/] in {verdict.seconds:.0f} s")
-    if verdict.not_reached_count:
-        console.print(f"[yellow]{verdict.not_reached_count} scenarios not reached[/]")
+    _print_sum(console, verdict.finding_count, verdict.not_reached_count, verdict.seconds)
+
+
+def _print_sum(console: Console, findings: int, not_reached: int, seconds: float) -> None:
+    style = "bold red" if findings else "bold green"
+    console.print(f"[{style}]{findings} findings[/] in {seconds:.0f} s")
+    if not_reached:
+        console.print(f"[yellow]{not_reached} scenarios not reached[/]")
+
+
+def print_findings(console: Console, verdict: Verdict) -> None:
+    """Those of scenarios, one of a sort, and those of random histories with their histories."""
+    cell = f" in {verdict.order.place}" if verdict.order.cell else ""
+    for result in _first_of_each(verdict.results):
+        if result.finding is not None:
+            where = f"{result.scenario}, {result.shape.label()} {result.variant}".rstrip()
+            print_finding(console, result.finding, where + cell)
+    for found in verdict.random_findings:
+        print_finding(console, found.finding, f"seed {found.seed}, {found.shape}{cell}")
+        if found.short is not None:
+            console.print(found.short.to_text(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _first_of_each(results: list[Result]) -> list[Result]:
@@ -134,7 +192,3 @@ def _print_random(console: Console, verdict: Verdict) -> None:
     )
     if counts["refused"]:
         console.print(f"{counts['refused']:,} of them were refused by the connector at start")
-    for found in verdict.random_findings:
-        print_finding(console, found.finding, f"seed {found.seed}, {found.shape}")
-        if found.short is not None:
-            console.print(found.short.to_text(), markup=False, highlight=False, soft_wrap=True)

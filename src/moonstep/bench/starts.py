@@ -98,6 +98,8 @@ def plan(model: str, cpus: tuple[int, ...], *, with_moonstep: bool) -> DemoPlan:
         model=model,
         with_moonstep=with_moonstep,
         cpus=cpus,
+        prompt_count=3,
+        return_count=1,
         gap_returns=1,
         kv_blocks=84,
     )

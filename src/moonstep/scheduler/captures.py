@@ -120,6 +120,8 @@ class CapturePlanner:
         for index, (blocks, keys) in _by_group(going, self._groups).items():
             block_bytes = self._groups[index].block_bytes
             computed = self._witness.computed(index, blocks, keys)
+            # What was left to the engine was to be kept, though another life may pass it by.
+            self._index.keep(index, computed.names)
             wanted = self._index.unheld(computed)
             room = budget_bytes // block_bytes
             if len(wanted) > room:

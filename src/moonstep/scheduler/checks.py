@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moonstep.config import CaptureMode
 from moonstep.groups import GroupKind, block_names
 from moonstep.scheduler.slots import SlotState
 
@@ -51,8 +52,14 @@ def check_scheduler(half: MooncakeStoreScheduler) -> None:
                 continue  # its table is sparse, and read by nobody
             covered = len(tracker.tables.by_group[group.index]) * group.block_tokens
             assert tracker.token_len <= covered, (request_id, tracker.token_len, covered)
-        if not half._sparse.takes_states and not _has_lost(half):
+        if _keeps_windows(half):
             check_windows(half.index, half._sparse, tracker)
+
+
+def _keeps_windows(half: MooncakeStoreScheduler) -> bool:
+    """Whether windows that are kept for good are seen to be: not while the engine has them."""
+    sparse = half._sparse
+    return not (sparse.takes_states or sparse.mode is CaptureMode.LAZY or _has_lost(half))
 
 
 def _has_lost(half: MooncakeStoreScheduler) -> bool:

@@ -48,6 +48,7 @@ class Kit:
 
     `settings(shape, rng)` are used for random histories when the user names none, and are tight;
     `variants` are named sets of settings for scenarios, which want to find what they stored.
+    `adapt(scheduler_half)` is called once it is built, for what no setting can say.
     `surroundings()` is entered once around everything, `fresh()` called before each engine and
     `retire(halves)` after its shutdown. `store(scheduler_half)` is the store under it; with
     `in_its_own_time` there is one that cannot be told to fail. `in_role` makes settings fit a role.
@@ -57,6 +58,7 @@ class Kit:
 
     settings: Callable[[Shape, random.Random], dict[str, Any]] | None = None
     variants: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
+    adapt: Callable[[Any], None] = lambda scheduler_half: None
     inspect: Callable[[Any, Sequence[Any]], Inspector] | None = None
     surroundings: Callable[[], AbstractContextManager[Any]] = nullcontext
     fresh: Callable[[], None] = lambda: None

@@ -114,10 +114,6 @@ class MoonstepInspector:
         self._group_bytes = [
             [int(size) for size in worker._block_bytes] for worker in self._workers
         ]
-        pace = getattr(self._scheduler.tier, "_pace", None)
-        if pace is not None:
-            # Computing takes next to no time here, so each fetch would soon be found slower.
-            pace.should_fetch = lambda tokens: True
 
     def kept(self) -> Iterator[Kept]:
         index = self._scheduler.index
@@ -244,6 +240,13 @@ def _surroundings() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _adapt(scheduler_half: Any) -> None:
+    """Fetch whatever its pace: computing takes next to no time here, so none would pay."""
+    pace = getattr(scheduler_half.scheduler.tier, "_pace", None)
+    if pace is not None:
+        pace.should_fetch = lambda tokens: True
+
+
 def _store(scheduler_half: Any) -> FaultyStores | None:
     return STORES if scheduler_half.settings.store else None
 
@@ -252,6 +255,7 @@ KIT = Kit(
     settings=settings,
     in_role=in_role,
     variants={"lazy": _lazy, "eager": _eager, "sliced": _sliced, "store": _stored},
+    adapt=_adapt,
     inspect=MoonstepInspector,
     surroundings=_surroundings,
     fresh=STORES.fresh,

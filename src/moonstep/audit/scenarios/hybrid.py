@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import checks, connectors, reach
 from moonstep.audit.findings import Kind
+from moonstep.audit.groupsets import scheduler_block_tokens
 from moonstep.audit.scenarios.stage import DoesNotApply, Scenario
+from moonstep.audit.shape import lengthened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,13 +172,7 @@ def longer(place: int) -> Adapt:
             raise DoesNotApply("no such kind of group beside others")
         if kinds[place] == "state":
             raise DoesNotApply("vLLM goes wrong by itself where blocks of states are longer")
-        return replace(
-            shape,
-            longer=kinds[place],
-            max_tokens=2 * shape.max_tokens,
-            budget_tokens=2 * shape.budget_tokens,
-            blocks=2 * shape.blocks,
-        )
+        return lengthened(shape, kinds[place])
 
     return regroup
 
@@ -193,14 +189,16 @@ def draft_three(shape: Shape) -> Shape:
 
 def wide_window(shape: Shape) -> Shape:
     """A window of more than two blocks, which ends inside one."""
+    if "window" not in shape.kinds:
+        raise DoesNotApply("no windows")
     return replace(shape, window_tokens=2 * shape.block_tokens + 3)
 
 
 def every_interval(shape: Shape) -> Shape:
-    """The engine itself keeps windows and states at the end of every second block."""
+    """The engine itself keeps windows and states at the end of every second (longest) block."""
     if len(shape.kinds) == 1:
         raise DoesNotApply("one group only")
-    return replace(shape, interval_tokens=2 * shape.block_tokens)
+    return replace(shape, interval_tokens=2 * scheduler_block_tokens(shape))
 
 
 def one_head_two_ranks(shape: Shape) -> Shape:
@@ -222,7 +220,12 @@ SCENARIOS = (
     Scenario("round-trip", "prompts sent again and extended", round_trip),
     Scenario("round-trip-32", "the same in blocks of 32 tokens", round_trip, of_block(32), "9"),
     Scenario("round-trip-64", "the same in blocks of 64 tokens", round_trip, of_block(64), "9"),
-    Scenario("round-trip-wide", "the same with windows of several blocks", round_trip, wide_window),
+    Scenario(
+        "round-trip-wide",
+        "the same with windows of several blocks",
+        round_trip,
+        regroup=wide_window,
+    ),
     Scenario("round-trip-drafts", "the same with drafts", round_trip, draft_three, "9"),
     *(
         Scenario(

@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from moonstep.audit import connectors, driver
+from moonstep.audit import connectors, driver, pool
 from moonstep.audit.findings import DEADLY, HANGING, Finding, Kind
 from moonstep.audit.history import Abort, Arrive, Close, Extend, Reset
-from moonstep.audit.shape import Groups, Shape
+from moonstep.audit.shape import Cell, Groups, Shape, lengthened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,8 @@ BASE = Shape(
 
 FILLERS = 8
 """How many different prompts push others out of the engine; they are computed, never loaded."""
+MOST_ROUNDS = 8
+"""How often as many prompts as memory holds are enough to push everything out of it."""
 
 
 class Status(enum.StrEnum):
@@ -153,8 +155,12 @@ class Stage:
         A connector may wait with saving until the engine is about to lose a block; a reset of the
         prefix cache alone would take blocks away before it has seen that coming.
         """
-        tokens = self.shape.max_tokens - self.shape.block_tokens
-        for _ in range(self.shape.blocks * self.shape.block_tokens // tokens + 1):
+        before, tokens = self._named(), self.shape.max_tokens - self.shape.block_tokens
+        least = self.shape.blocks * self.shape.block_tokens // tokens + 1
+        for number in range(MOST_ROUNDS * least):
+            # What a window leaves without a name is taken again first: then it takes more of them.
+            if number >= least and not before & self._named():
+                break
             self._count += 1
             family = 1000 + self._count % FILLERS
             self.arrive(f"filler{self._count}", tokens, family=family, skip_cache=True)
@@ -162,6 +168,9 @@ class Stage:
         for _ in range(3):
             self.engine.empty_step()
         self.reset()
+
+    def _named(self) -> set[tuple[int, bytes]]:
+        return pool.named(self.engine.scheduler)
 
     @property
     def loads(self) -> int:
@@ -198,8 +207,12 @@ def play(
     variant: str = "",
     groups: Groups = "full",
     limits: Limits | None = None,
+    cell: Cell | None = None,
 ) -> Result:
-    """Run a scenario in one shape of the matrix, with one of the connector's sets of settings."""
+    """Run a scenario in one shape of the matrix, with one of the connector's sets of settings.
+
+    In a cell of the grid the shape is one of the cell's (`grid.shape_of`), and its groups count.
+    """
     reasons: list[str] = []
 
     def body(engine: Engine) -> None:
@@ -209,7 +222,10 @@ def play(
             reasons.append(str(reason))
 
     try:
-        shape = scenario.regroup(with_groups(scenario.adapt(shape), groups))
+        shape = with_groups(scenario.adapt(shape), cell.groups if cell else groups)
+        if cell is not None and cell.longer:
+            shape = lengthened(shape, cell.longer, cell.longer_times)
+        shape = scenario.regroup(shape)
     except DoesNotApply as reason:
         return Result(scenario.name, shape, Status.NOT_APPLICABLE, variant, str(reason))
     outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
