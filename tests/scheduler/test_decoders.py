@@ -43,14 +43,6 @@ def test_tables_are_what_lists_would_be(steps: list[tuple[set[int], set[int], se
         assert list(grown.depths) == [len(expected[n]) for n in order]
         for n, block in zip(order, blocks, strict=True):
             expected[n].append(block)
-        seats = [decoders.seat_of[f"r{n}"] for n in range(LIVES)]
-        for depth in range(max(map(len, expected)) + 1):
-            for n, block in enumerate(decoders.blocks_at(seats, [depth] * LIVES)):
-                assert block in (0, *expected[n][depth : depth + 1]), "nothing of another life's"
-        newest = decoders.blocks_at(
-            [decoders.seat_of[f"r{n}"] for n in order], [len(expected[n]) - 1 for n in order]
-        )
-        assert newest == blocks, "what came last waits"
         for n in read:
             assert trackers[n].tables.by_group == [expected[n]]
         for n in ended:

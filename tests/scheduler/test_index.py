@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from moonstep.scheduler import policies, runs
-from moonstep.scheduler.columns import Columns, Flags, Numbers
+from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.policies import LruPolicy, Place
 from moonstep.scheduler.slots import Placed
@@ -315,8 +314,8 @@ class PolicyMachine(RuleBasedStateMachine):
                     break
                 wanted.append(slot)
 
-        def may_leave(slots: Numbers) -> Flags:
-            return np.array([slot not in pinned for slot in slots.tolist()], dtype=np.bool_)
+        def may_leave(slots: Sequence[int]) -> list[bool]:
+            return [slot not in pinned for slot in slots]
 
         assert self.policy.choose_many(count, may_leave, spared) == wanted
 
@@ -500,7 +499,7 @@ def test_runs_of_chains_are_added_as_if_slot_by_slot(runs: list[tuple[int, int]]
 
 def everything(policy: LruPolicy) -> list[int]:
     """All slots, those that leave first before the others."""
-    return policy.choose_many(100, lambda slots: np.ones(len(slots), dtype=np.bool_), ())
+    return policy.choose_many(100, lambda slots: [True] * len(slots), ())
 
 
 def test_what_a_later_chain_used_outlives_what_it_did_not() -> None:

@@ -1,15 +1,14 @@
-"""What the engine still holds: columns by slot, against a dictionary in order of what was seen."""
+"""What the engine still holds, chosen by the batch, against the same one at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moonstep.scheduler.columns import Flags, Numbers
 from moonstep.scheduler.residency import Residency
 
 SLOTS = 8
@@ -36,20 +35,19 @@ class World:
         self.name_of: dict[int, int] = {}  # by slot
         self.residency = Residency(self.about_to_go)
         self.residency.bind(self.pool)
-        self.residency.resize(SLOTS)
 
     def hold(self, gone: set[int]) -> None:
         names = [b"other" if block in gone else b"%d" % block for block in range(BLOCKS + 1)]
         self.pool.blocks = [SimpleNamespace(block_hash=name) for name in names]
 
-    def about_to_go(self, blocks: Numbers) -> Flags:
-        return np.array([block in self.going for block in blocks.tolist()], dtype=np.bool_)
+    def about_to_go(self, blocks: Sequence[int]) -> list[bool]:
+        return [block in self.going for block in blocks]
 
-    def may_leave(self, slots: Numbers) -> Flags:
-        return np.array([slot not in self.pinned for slot in slots.tolist()], dtype=np.bool_)
+    def may_leave(self, slots: Sequence[int]) -> list[bool]:
+        return [slot not in self.pinned for slot in slots]
 
-    def keys_of(self, slots: Numbers) -> list[bytes]:
-        return [b"%d" % self.name_of[slot] for slot in slots.tolist()]
+    def keys_of(self, slots: Sequence[int]) -> list[bytes]:
+        return [b"%d" % self.name_of[slot] for slot in slots]
 
 
 @settings(max_examples=400, deadline=None)

@@ -55,9 +55,7 @@ class ReplacesOneStepLate(MooncakeStoreScheduler):
             late = request_id in self._preempted and request_id not in cached.resumed_req_ids
             if late and ids is not None:
                 self._preempted.discard(request_id)
-                life = self.lives[request_id]
-                self._lives._unseat(life)  # what it got waits there, at its own depth
-                life.tables = BlockTables([[] for _ in ids])
+                self.lives[request_id].tables = BlockTables([[] for _ in ids])
         self._preempted |= output.preempted_req_ids or set()
         return super().build_connector_meta(output)
 

@@ -14,7 +14,6 @@ from moonstep.config import CaptureMode, Settings
 from moonstep.groups import Group, GroupKind, alignment_tokens, block_names
 from moonstep.scheduler.allocations import whole_blocks
 from moonstep.scheduler.columns import BlockKey, Columns, group_of_key
-from moonstep.scheduler.decoders import Decoders
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.lookahead import Going, LookAhead
 from moonstep.scheduler.slots import Placed
@@ -46,7 +45,6 @@ class CapturePlanner:
         index: HostIndex,
         witness: Witness,
         lookahead: LookAhead,
-        decoders: Decoders,
         stats: SchedulerStats,
     ) -> None:
         self._groups = {group.index: group for group in groups}
@@ -58,7 +56,6 @@ class CapturePlanner:
         self._index = index
         self._witness = witness
         self._lookahead = lookahead
-        self._decoders = decoders
         self._stats = stats
         self._captures: list[Capture] = []
 
@@ -148,35 +145,19 @@ class CapturePlanner:
         columns = Columns(group.index)
         index, units, align_tokens = group.index, group.units, self._align_tokens
         is_sized = self._index.slot_count > 0
-        seated: list[tuple[int, RequestTracker]] = []
         for tracker in trackers:
             first, stop = tracker.next_block[index], whole_blocks(tracker, group, align_tokens)
             if stop <= first:
                 continue
-            hashes = tracker.request.block_hashes
+            hashes, table = tracker.request.block_hashes, tracker.tables.by_group[index]
             if stop == first + 1:
-                block = 0  # waits at the seat, or else in the table
-                if tracker.seat >= 0:
-                    seated.append((len(columns), tracker))
-                else:
-                    block = tracker.tables.by_group[index][first]
-                columns.add(tracker.life, first, hashes[stop * units - 1], block)
+                columns.add(tracker.life, first, hashes[stop * units - 1], table[first])
             else:
                 names = block_names(hashes, group, first, stop)
-                table = tracker.tables.by_group[index]
                 columns.add_run(tracker.life, first, names, table[first:stop])
             if is_sized:
                 tracker.next_block[index] = stop
-        if seated:
-            self._add_blocks(columns, seated)
         return columns
-
-    def _add_blocks(self, columns: Columns, seated: Sequence[tuple[int, RequestTracker]]) -> None:
-        """Fill in the blocks of these rows, each of a life that has a seat."""
-        depths = [columns.depths[row] for row, _ in seated]
-        waiting = self._decoders.blocks_at([tracker.seat for _, tracker in seated], depths)
-        for (row, tracker), depth, block in zip(seated, depths, waiting, strict=True):
-            columns.blocks[row] = block or tracker.tables.by_group[columns.group][depth]
 
     def _capture(self, columns: Columns, *, engine_keeps: bool) -> None:
         """Give slots to blocks that have none (``unheld``), as far as there is room for them."""

@@ -25,9 +25,6 @@ Numbers = npt.NDArray[np.int64]
 
 NONE: Final[Numbers] = np.zeros(0, dtype=np.int64)
 
-Flags = npt.NDArray[np.bool_]
-"""Which of them."""
-
 _GROUP_BYTES = 4
 
 

@@ -1,10 +1,9 @@
-"""Lives that decode: what they get is noted apart.
+"""Lives that decode and that nobody has to look at before they end: what they get is noted apart.
 
-Such a life gets a block every so many steps, and all that is done with it is to remember it, and
-to capture it when it is full if blocks are captured as they fill. Its table, a list of its own
-behind three objects, would be touched for that in each of these steps. Instead the blocks wait in
-one array for all of them, a line of the processor's cache for a life, until somebody asks for the
-table.
+Such a life gets a block every so many steps, and nothing is done with it but to remember it. Its
+table, a list of its own behind three objects, would be touched for that in each of these steps.
+Instead the blocks wait in one array for all of them, a line of the processor's cache for a life,
+until somebody asks for the table.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Decoders:
         seat = self._free.pop()
         self.seat_of[tracker.request_id] = seat
         self._tables[seat] = table
-        tracker.seat = seat
         self._rows[seat, :_BLOCKS] = len(table), source, 0
         tracker.tables.complete = partial(self.hand_over, seat)
 
@@ -72,17 +70,6 @@ class Decoders:
         rows[at, _BLOCKS + count] = new
         rows[at, _COUNT] = count + 1
         return Grown(new, of[:, _SOURCE], depths)
-
-    def blocks_at(self, seats: Sequence[int], depths: Sequence[int]) -> list[int]:
-        """The block of each of these lives at the depth beside it, as far as it waits here; or 0.
-
-        What does not wait is in the table.
-        """
-        at, rows = numbers(seats), self._rows
-        places = numbers(depths) - rows[at, _DEPTH]
-        waits = (places >= 0) & (places < rows[at, _COUNT])
-        blocks: list[int] = (rows[at, _BLOCKS + places * waits] * waits).tolist()
-        return blocks
 
     def hand_over(self, seat: int) -> None:
         """Append to the seat's table what waits for it."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from moonstep.engine import BlockHash
 from moonstep.scheduler.checks import check_index
-from moonstep.scheduler.columns import BlockKey, Columns, Flags, Numbers, keys_of, numbers
+from moonstep.scheduler.columns import BlockKey, Columns, Numbers, keys_of, numbers
 from moonstep.scheduler.policies import EvictionPolicy
 from moonstep.scheduler.residency import Residency
 from moonstep.scheduler.runs import written_run
@@ -92,7 +92,6 @@ class HostIndex:
         self._generation = np.zeros(slot_count, dtype=np.int32)
         self._group = np.zeros(slot_count, dtype=np.int16)
         self._name = np.full(slot_count, None, dtype=object)
-        self.residency.resize(slot_count)
         self._free = list(range(slot_count - 1, -1, -1))
 
     def written_run(self, group: int, names: Sequence[BlockHash], start: int, stop: int) -> int:
@@ -328,15 +327,13 @@ class HostIndex:
     def _may_go(self, slot: int) -> bool:
         return self._state[slot] == WRITTEN and slot not in self._pins
 
-    def _may_leave(self, slots: Numbers) -> Flags:
+    def _may_leave(self, slots: Sequence[int]) -> list[bool]:
         """Which of these slots nobody needs as they are."""
-        leaves: Flags = self._states[slots] == WRITTEN
-        if self._pins:
-            unpinned = (slot not in self._pins for slot in slots.tolist())
-            leaves &= np.fromiter(unpinned, np.bool_, len(slots))
-        return leaves
+        state, pins = self._state, self._pins
+        return [state[slot] == WRITTEN and slot not in pins for slot in slots]
 
-    def _keys_of(self, at: Numbers) -> list[BlockKey]:
+    def _keys_of(self, slots: Sequence[int]) -> list[BlockKey]:
+        at = numbers(slots)
         groups = self._group[at].tolist() if len(self._slot_of) > 1 else None
         return keys_of(self._name[at].tolist(), groups)
 
@@ -379,7 +376,7 @@ class HostIndex:
             self._passing.difference_update(slots)
         self._states[at] = FREE
         self._name[at] = None
-        self.residency.forget(at)
+        self.residency.forget(slots)
         self._policy.remove(at)
         self._free.extend(slots)
 

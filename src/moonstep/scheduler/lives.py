@@ -15,7 +15,7 @@ from moonstep.groups import Group
 from moonstep.scheduler.allocations import Grown, GrownLists
 from moonstep.scheduler.decoders import Decoders
 from moonstep.scheduler.tables import BlockTables
-from moonstep.scheduler.tracker import NO_SEAT, RequestTracker
+from moonstep.scheduler.tracker import RequestTracker
 from moonstep.scheduler.witness import NOBODY
 
 _MOST_REMEMBERED: Final = 256
@@ -48,8 +48,8 @@ class Lives:
     def end(self, request_id: str) -> RequestTracker | None:
         """End the request's life, if it has one."""
         tracker = self.by_id.pop(request_id, None)
-        if tracker is not None:
-            self._unseat(tracker)
+        if tracker is not None and not tracker.is_followed:
+            self.decoders.leave(request_id)
         return tracker
 
     def start(
@@ -74,24 +74,17 @@ class Lives:
             del self.request_of[next(iter(self.request_of))]
         return tracker
 
-    def let_decode(
-        self, trackers: Sequence[RequestTracker], *, follow: bool
-    ) -> Sequence[RequestTracker]:
-        """Give those of these lives that decode a seat, if they have one group and none yet.
-
-        Unless they are to be followed, nobody looks at them any more. Those still to be looked at.
-        """
+    def let_decode(self, trackers: Sequence[RequestTracker]) -> list[RequestTracker]:
+        """Follow these lives no more once they decode; those that are still to be looked at."""
+        followed = []
         for tracker in trackers:
-            if not tracker.is_prefilling:
-                tracker.is_followed = follow
-                if tracker.seat < 0 and len(tracker.sources) == 1:
-                    self.decoders.enter(tracker)
-        return trackers if follow else [t for t in trackers if t.is_followed]
-
-    def _unseat(self, tracker: RequestTracker) -> None:
-        if tracker.seat >= 0:
-            self.decoders.leave(tracker.request_id)
-            tracker.seat = NO_SEAT
+            if tracker.is_prefilling:
+                followed.append(tracker)
+                continue
+            tracker.is_followed = False
+            if len(tracker.sources) == 1:
+                self.decoders.enter(tracker)
+        return followed
 
     def extend(self, cached: CachedRequests) -> list[Grown]:
         """Append this step's new blocks to the tables of running requests; answer with all of them.
@@ -125,9 +118,10 @@ class Lives:
                 seats.append(seat)
                 blocks.append(block_ids[0][0])
                 continue
+            if seat is not None:
+                self.decoders.leave(request_id)
             tracker = self.by_id.get(request_id)
             if tracker is not None:
-                self._unseat(tracker)
                 _append(tracker, block_ids, grown)
             else:
                 for ids in block_ids:

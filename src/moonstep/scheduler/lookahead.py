@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from moonstep.engine import Block, BlockPool, FreeBlockQueue
-from moonstep.scheduler.columns import BlockKey, Flags, Numbers, numbers
+from moonstep.scheduler.columns import BlockKey, Numbers, numbers
 
 _MARGIN: Final = 1.25
 _MIN_BLOCKS: Final = 16
@@ -61,11 +61,11 @@ class LookAhead:
         """How many blocks from the front are looked at."""
         return max(_MIN_BLOCKS, int(_MARGIN * self._peak_blocks))
 
-    def passed_on(self, blocks: Sequence[int] | Numbers) -> Flags:
+    def passed_on(self, blocks: Sequence[int]) -> list[bool]:
         """Which of ``blocks`` were passed on and have not been taken since."""
-        if self._pool is None:
-            return np.zeros(len(blocks), dtype=np.bool_)
-        passed_on: Flags = self._looked_at[numbers(blocks)] != 0
+        if self._pool is None or not len(blocks):
+            return [False] * len(blocks)
+        passed_on: list[bool] = (self._looked_at[numbers(blocks)] != 0).tolist()
         return passed_on
 
     @property
@@ -87,7 +87,7 @@ class LookAhead:
     def saw_used_again(self, blocks: Sequence[int]) -> None:
         """These blocks are in use again with what they hold; they come back as new ones."""
         if blocks:
-            self._depth -= int(np.count_nonzero(self.passed_on(blocks)))
+            self._depth -= sum(self.passed_on(blocks))
             self._drop(blocks)
 
     def look_again(self, blocks: Sequence[int]) -> None:

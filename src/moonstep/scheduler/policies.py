@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from moonstep.scheduler.columns import Flags, Numbers, numbers
+from moonstep.scheduler.columns import Numbers, numbers
 
 ChainId = int
 
@@ -52,7 +52,7 @@ class EvictionPolicy(Protocol):
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Numbers], Flags],
+        may_leave: Callable[[Sequence[int]], list[bool]],
         spared: Container[ChainId],
     ) -> list[int]:
         """Up to ``count`` slots that should leave first, none of them of a spared chain.
@@ -155,7 +155,7 @@ class LruPolicy:
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Numbers], Flags],
+        may_leave: Callable[[Sequence[int]], list[bool]],
         spared: Container[ChainId],
     ) -> list[int]:
         chosen: list[int] = []
@@ -172,7 +172,7 @@ class LruPolicy:
         chain: ChainId,
         entry: _Chain,
         count: int,
-        may_leave: Callable[[Numbers], Flags],
+        may_leave: Callable[[Sequence[int]], list[bool]],
     ) -> list[int]:
         """Up to ``count`` of a chain's slots, deepest first, up to one that has to stay."""
         found: list[int] = []
@@ -184,12 +184,12 @@ class LruPolicy:
             there = (self._chain_of[at] == chain) & (self._item_of[at] == items)
             # A slot that left and came back to its place is listed twice.
             there &= items != np.concatenate(([previous], items[:-1]))
-            slots = at[there]
-            stays = ~may_leave(slots)
-            if stays.any():
-                found += slots[: np.argmax(stays)].tolist()
+            slots = at[there].tolist()
+            leaves = may_leave(slots)
+            if False in leaves:
+                found += slots[: leaves.index(False)]
                 break
-            found += slots.tolist()
+            found += slots
             stop, previous = start, int(items[-1])
         return found
 

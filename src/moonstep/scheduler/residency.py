@@ -7,20 +7,14 @@ named so in its pool, or it is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import eq
-from typing import Final
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
 
 from moonstep.engine import BlockPool
-from moonstep.scheduler.columns import BlockKey, Flags, Numbers, numbers
-
-_NOWHERE: Final = -1
+from moonstep.scheduler.columns import BlockKey
 
 
-def _none(blocks: Sequence[int] | Numbers) -> Flags:
-    return np.zeros(len(blocks), dtype=np.bool_)
+def _none(blocks: Sequence[int]) -> list[bool]:
+    return [False] * len(blocks)
 
 
 class Residency:
@@ -30,42 +24,33 @@ class Residency:
     opposite of worthless.
     """
 
-    def __init__(self, about_to_go: Callable[[Numbers], Flags] = _none) -> None:
+    def __init__(self, about_to_go: Callable[[Sequence[int]], Sequence[bool]] = _none) -> None:
         self._pool: BlockPool | None = None
         self._about_to_go = about_to_go
-        # Slots in the order in which they were seen, up to _top. One that was seen again, or
-        # forgotten, stays where it was: an entry counts only if the slot still names its place.
-        self._seen: Numbers = np.zeros(0, dtype=np.int64)
-        self._top = 0
-        self._place_of: Numbers = np.zeros(0, dtype=np.int64)  # by slot
-        self._block_of: Numbers = np.zeros(0, dtype=np.int64)
+        self._block_of: dict[int, int] = {}
 
     def bind(self, pool: BlockPool) -> None:
         """Take the engine's pool as the one to ask."""
         self._pool = pool
 
-    def resize(self, slot_count: int) -> None:
-        """Make room for so many slots; of none of them anything is known."""
-        self._seen, self._top = np.zeros(2 * slot_count, dtype=np.int64), 0
-        self._place_of = np.full(slot_count, _NOWHERE, dtype=np.int64)
-        self._block_of = np.zeros(slot_count, dtype=np.int64)
-
-    def note(self, slots: Sequence[int] | Numbers, blocks: Sequence[int] | Numbers) -> None:
+    def note(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """``blocks`` of the engine have the content of ``slots`` from this step on."""
-        if len(slots):
-            at = numbers(slots)
-            self._block_of[at] = blocks
-            self._see(at)
+        block_of = self._block_of
+        if not block_of.keys().isdisjoint(slots):
+            self.forget(slots)
+        block_of.update(zip(slots, blocks, strict=False))
 
-    def forget(self, slots: Sequence[int] | Numbers) -> None:
+    def forget(self, slots: Iterable[int]) -> None:
         """These slots hold something else now, or nothing."""
-        self._place_of[numbers(slots)] = _NOWHERE
+        block_of = self._block_of
+        for slot in slots:
+            block_of.pop(slot, None)
 
     def choose_many(
         self,
         count: int,
-        may_leave: Callable[[Numbers], Flags],
-        keys_of: Callable[[Numbers], list[BlockKey]],
+        may_leave: Callable[[Sequence[int]], Sequence[bool]],
+        keys_of: Callable[[Sequence[int]], Sequence[BlockKey]],
     ) -> list[int]:
         """Up to ``count`` slots that may leave and whose content the engine still has.
 
@@ -77,51 +62,18 @@ class Residency:
         chosen: list[int] = []
         if pool is None or not pool.enable_caching:
             return chosen
-        pool_blocks = pool.blocks
-        kept: list[Numbers] = []
-        while self._top and len(chosen) < count:
-            slots = self._take_last(count - len(chosen))
-            if not len(slots):
-                continue
-            blocks, keys = self._block_of[slots], keys_of(slots)
-            hashes = [pool_blocks[block].block_hash for block in blocks.tolist()]
-            goes, leaves = self._about_to_go(blocks), may_leave(slots)
-            if hashes == keys and leaves.all() and not goes.any():  # as in most steps
-                chosen += slots.tolist()
-                continue
-            resident = np.array(list(map(eq, hashes, keys))) & ~goes
-            chosen += slots[resident & leaves].tolist()
-            kept.append(slots[resident & ~leaves])
-        if kept:
-            self._see(np.concatenate(kept)[::-1])
+        pool_blocks, about_to_go, block_of = pool.blocks, self._about_to_go, self._block_of
+        kept: list[tuple[int, int]] = []
+        while block_of and len(chosen) < count:
+            last = [block_of.popitem() for _ in range(min(count - len(chosen), len(block_of)))]
+            slots, blocks = [slot for slot, _ in last], [block for _, block in last]
+            rows = zip(last, keys_of(slots), may_leave(slots), about_to_go(blocks), strict=True)
+            for (slot, block), key, leaves, goes in rows:
+                if goes or pool_blocks[block].block_hash != key:
+                    continue
+                if leaves:
+                    chosen.append(slot)
+                else:
+                    kept.append((slot, block))
+        block_of.update(reversed(kept))
         return chosen
-
-    def _take_last(self, count: int) -> Numbers:
-        """Take out what was seen last, the last one first; some of ``count`` may not count."""
-        start = max(0, self._top - count)
-        places = np.arange(start, self._top)[::-1]
-        slots: Numbers = self._seen[places]
-        counts = self._place_of[slots] == places
-        if not counts.all():
-            slots = slots[counts]
-        self._place_of[slots] = _NOWHERE
-        self._top = start
-        return slots
-
-    def _see(self, slots: Numbers) -> None:
-        """Put slots at the end of those that were seen."""
-        stop = self._top + len(slots)
-        if stop > len(self._seen):
-            self._tidy()
-            stop = self._top + len(slots)
-        self._seen[self._top : stop] = slots
-        self._place_of[slots] = np.arange(self._top, stop)
-        self._top = stop
-
-    def _tidy(self) -> None:
-        """Drop the entries that do not count; one counts for each slot, so half is free then."""
-        seen = self._seen[: self._top]
-        seen = seen[self._place_of[seen] == np.arange(self._top)]
-        self._top = len(seen)
-        self._seen[: self._top] = seen
-        self._place_of[seen] = np.arange(self._top)

@@ -74,9 +74,8 @@ class MooncakeStoreScheduler:
         self._witness = Witness()
         self._allocations = Allocations(groups, self._witness, self._lookahead)
         self._stirred = True  # something was said or is owed: the next plan may not be empty
-        decoders, witness = self._lives.decoders, self._witness
         self._planner = CapturePlanner(
-            groups, self.index, witness, self._lookahead, decoders, self.stats
+            groups, self.index, self._witness, self._lookahead, self.stats
         )
         self._sparse = SparsePlanner(groups, boundaries, self.index, self._witness, self.stats)
         # A store's jobs go by the clock as well, and states come when they come.
@@ -367,8 +366,9 @@ class MooncakeStoreScheduler:
         if running := self._fills.due(self._step, output.num_scheduled_tokens):
             self._planner.fills(running, self._mode)
             self._sparse.fills(running)
-            looked_at = self._lives.let_decode(running, follow=self._follows)
-            self._fills.enter_again(looked_at, self._step)
+            if not self._follows:
+                running = self._lives.let_decode(running)
+            self._fills.enter_again(running, self._step)
         if self._lookahead.has_news:
             self._planner.leavers(self._settings.leaver_bytes)
         captures = self._planner.take() + self._sparse.take()
@@ -395,6 +395,6 @@ class MooncakeStoreScheduler:
         kept = self.index.acknowledge(placed)
         self.tier.captured(placed.columns, self._lives.request_of)
         if capture.engine_keeps and kept == len(placed):
-            self.index.residency.note(placed.at, placed.columns.blocks)
+            self.index.residency.note(placed.slots, placed.columns.blocks)
         self.stats.saved_blocks += kept
         self.stats.saved_tokens += kept * self._groups[placed.columns.group].block_tokens

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from moonstep.engine import Request
 from moonstep.scheduler.tables import BlockTables
 from moonstep.scheduler.trail import Trail
-
-NO_SEAT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class RequestTracker:
     tokens known to be settled, and ``is_prefilling`` says whether more of them are known than that.
     ``sources`` are, for each group, the witness's of its blocks, or nobody. A life that is not
     ``is_followed`` is not looked at before it ends: until then it may have more settled than this.
-    ``seat`` is where what it gets waits while it decodes, if it has one.
     """
 
     __slots__ = (
@@ -66,7 +62,6 @@ class RequestTracker:
         "request",
         "request_id",
         "saves",
-        "seat",
         "sources",
         "tables",
         "token_len",
@@ -92,7 +87,6 @@ class RequestTracker:
         self.saves = saves
         self.sources: Sequence[int] = ()
         self.is_followed = True
-        self.seat = NO_SEAT
         self.due_step = 0
         self.trail: Trail | None = None
 
