@@ -114,6 +114,22 @@ def test_a_prompt_comes_back_as_if_the_host_cache_had_it(
         assert store.read(make_request("more", asked)) == wanted
 
 
+def test_an_idle_engine_steps_for_what_was_captured_after_a_request_ended() -> None:
+    """Its last block may be captured in the step that flushes it: nobody else brings a step."""
+    store = Store((FULL,))
+    rig, request = store.rig(), make_request("w", 100)
+    request.num_computed_tokens = request.num_tokens
+    rig.tier.finished(request)
+    assert not rig.pushes()
+    assert not rig.tier.has_push_work()
+    placed = rig.write(request.block_hashes)
+    rig.tier.captured(placed.columns, {})
+    assert rig.tier.has_push_work()
+    store.take(rig)
+    assert len(store.keys) == 1
+    assert not rig.tier.has_push_work()
+
+
 @settings(deadline=None)
 @given(
     tokens=st.integers(33, 200),

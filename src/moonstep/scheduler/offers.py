@@ -106,10 +106,14 @@ class Offers:
         for _ in range(len(self._ended)):
             ended = self._ended.popleft()
             objects = self._named(ended) if ended.objects is None else ended.objects
-            if objects is not None and all(map(self._is_here, objects)):
-                self._offer(ended.request, objects)
+            if self._are_here(objects):
+                self._offer(ended.request, objects or ())
             elif ended.looks < _MOST_LOOKS:
                 self._ended.append(ended._replace(objects=objects, looks=ended.looks + 1))
+
+    def has_ready(self) -> bool:
+        """Whether the next look offers anything: what was missing has been captured since."""
+        return any(self._are_here(ended.objects or self._named(ended)) for ended in self._ended)
 
     def reset(self) -> None:
         """New keys: what has not been offered is from before."""
@@ -154,6 +158,9 @@ class Offers:
         for each in objects:
             if self._is_here(each):
                 self._queue.offer(request.request_id, each.shape.group.index, [each.names])
+
+    def _are_here(self, objects: Iterable[WantedObject] | None) -> bool:
+        return objects is not None and all(map(self._is_here, objects))
 
     def _is_here(self, each: WantedObject) -> bool:
         return self._index.has_written(each.shape.group.index, each.names.names)

@@ -189,9 +189,9 @@ class StoreTier:
 
     def has_push_work(self) -> bool:
         """Whether the engine should go on stepping although no request needs it."""
-        return bool(self._push_jobs.awaited or self._fetch_jobs.awaited) or (
-            bool(self.pushes) and self._pushable() > 0
-        )
+        if self._push_jobs.awaited or self._fetch_jobs.awaited or self._offers.has_ready():
+            return True
+        return bool(self.pushes) and self._pushable() > 0
 
     # One step.
 
