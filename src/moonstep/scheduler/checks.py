@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moonstep.config import CaptureMode
 from moonstep.groups import GroupKind, block_names
-from moonstep.scheduler.slots import SlotState
+from moonstep.scheduler.slots import FREE, PLANNED, WRITTEN, SlotState
 
 if TYPE_CHECKING:
     from moonstep.scheduler.index import HostIndex
@@ -16,25 +16,31 @@ if TYPE_CHECKING:
 
 
 def check_index(index: HostIndex) -> None:
-    """Raise AssertionError unless states, names, pins and free slots add up."""
-    states = list(index._state)
-    assert sorted(index._free) == [s for s, st in enumerate(states) if st == SlotState.FREE]
+    """Raise AssertionError unless states, names, pins and free slots add up.
+
+    Audits ask after every step: sets and lists, and no loop over the slots but in C.
+    """
+    states, names = index._states.tolist(), index._name.tolist()
+    groups = index._group.tolist()
+    free, planned, written, doomed = (
+        {slot for slot, state in enumerate(states) if state == wanted}
+        for wanted in (FREE, PLANNED, WRITTEN, int(SlotState.DOOMED))
+    )
+    assert sorted(index._free) == sorted(free)
+    assert free == {slot for slot, name in enumerate(names) if name is None}
     named: set[int] = set()
     for group, slot_of in enumerate(index._slot_of):
-        for name, slot in slot_of.items():
-            assert states[slot] in (SlotState.PLANNED, SlotState.WRITTEN), (slot, states[slot])
-            assert (index._name[slot], index._group[slot]) == (name, group), slot
-            named.add(slot)
-    for slot, state in enumerate(states):
-        assert (index._name[slot] is None) == (state == SlotState.FREE), slot
-        assert state != SlotState.WRITTEN or slot in named, slot
-        nameless = state == SlotState.PLANNED and slot not in named
-        assert nameless == (slot in index._nameless), slot
-    assert index._planned_count == states.count(SlotState.PLANNED)
-    for slot, pins in index._pins.items():
-        assert pins > 0, slot
-        assert states[slot] in (SlotState.WRITTEN, SlotState.DOOMED), slot
-    assert states.count(SlotState.DOOMED) <= len(index._pins), "doomed without a pin"
+        slots = list(slot_of.values())
+        assert [names[slot] for slot in slots] == list(slot_of), f"names of group {group}"
+        assert {groups[slot] for slot in slots} <= {group}, f"slots of group {group}"
+        named.update(slots)
+    assert named <= planned | written, "a name of a slot that is free or doomed"
+    assert written <= named, f"written without a name: {written - named}"
+    assert planned - named == set(index._nameless), "planned without a name"
+    assert index._planned_count == len(planned)
+    assert min(index._pins.values(), default=1) > 0, "a pin that does not count"
+    assert written | doomed >= set(index._pins), "pins on what is not there"
+    assert len(doomed) <= len(index._pins), "doomed without a pin"
     assert index._passing.isdisjoint(index._free), "kept in passing, but free"
 
 
