@@ -112,7 +112,8 @@ def _gaps(
     floor: while one comes back that the engine still has."""
     emit("beside a decoding request", 0, 2)
     (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
-    returning = prompts[: plan.gap_returns]
+    # The first prompt was the last to come back where one does.
+    returning = prompts[1 : 1 + plan.gap_returns]
 
     def gaps(of: list[Prompt]) -> list[float]:
         return session.token_gaps(steady, of, plan.gap_spacing_tokens, plan.answer_tokens)

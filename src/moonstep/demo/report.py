@@ -29,7 +29,7 @@ def print_figures(
         ("first token, prompt still in KV memory (the floor)", "repeat_s", _ms),
         ("another request's token gap meanwhile, median", "gap_median_s", _ms),
         ("another request's token gap meanwhile, worst", "gap_worst_s", _ms),
-        ("... while a prompt comes that is still in KV memory", "gap_floor_s", _ms),
+        ("... worst, for a prompt still in KV memory", "gap_floor_s", _ms),
         (f"storm of {plan.storm_requests} requests, time", "storm_s", _s),
         ("storm, preemptions", "preemptions", _count),
         ("storm, tokens restored", "storm_restored_tokens", _count),
