@@ -103,7 +103,7 @@ def plan(model: str, cpus: tuple[int, ...], *, with_moonstep: bool) -> DemoPlan:
         cpus=cpus,
         prompt_tokens=1000,
         prompt_count=5,
-        return_count=2,
+        return_count=1,
         gap_returns=1,
         storm_requests=12,
         kv_blocks=64,
