@@ -89,12 +89,12 @@ def test_a_start_is_read_from_what_the_child_sent() -> None:
     }
     raw = {
         "start_s": 9.0,
-        "first_visits": [answer, answer],
+        "first_visits": [answer, answer | {"first_token_s": 0.7}, answer | {"first_token_s": 9.0}],
         "returns": [answer],
         "gaps_s": [0.1, 0.2, 0.3],
         "storm": storm,
     }
     found = Start.from_raw(raw)
-    assert (found.cold_s, found.warm_s, found.storm_s) == (1.0, 0.5, 3.0)
+    assert (found.cold_s, found.warm_s, found.storm_s) == (0.7, 0.5, 3.0)
     assert (found.gap_worst_s, found.gap_median_s) == (0.3, 0.2)
     assert (found.restored_tokens, found.victim_tokens, found.resumed_tokens) == (164, 80, 75)

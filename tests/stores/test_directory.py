@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from moonstep.config import SettingError
 from moonstep.stores.base import Get, Key, Put, Transfer
 from moonstep.stores.directory import DirectoryStore, objectfile
+from moonstep.stores.directory.objectfile import FOOTER_BYTES
 from moonstep.stores.directory.tree import MARKER, file_system_of
 from moonstep.stores.testing import fetch, incoming, key, outgoing, payload
 
@@ -612,6 +614,24 @@ class TestObjectFile:
     def test_a_parent_name_too_long_for_the_footer_is_left_out(self) -> None:
         footer = objectfile.Footer.parse(objectfile.Footer(7, "a" * 67).pack())
         assert footer == objectfile.Footer(7, "")
+
+    @pytest.mark.parametrize("name", [b"\xff", b"a\0b", b"../b"])
+    def test_a_parent_that_is_no_files_name_is_damage_of_one_object(
+        self, name: bytes, root: Path, open_store: Open
+    ) -> None:
+        store = open_store()
+        store.put(chain(1, 2, 3))
+        path = next(root.rglob(f"{2:064x}.kv"))
+        whole = path.read_bytes()
+        fields = objectfile._FIELDS.pack(
+            objectfile._MAGIC,
+            len(name),
+            objectfile.Footer.parse(whole[-FOOTER_BYTES:]).nbytes,
+            name,
+        )
+        path.write_bytes(whole[:-FOOTER_BYTES] + fields + xxhash.xxh3_64_digest(fields))
+        assert [fetch(store, key(n)) for n in (1, 2, 3)] == [payload(1), Get.DAMAGED, payload(3)]
+        store.mark_reads()
 
     def test_a_circle_of_parents_ends(self, open_store: Open) -> None:
         store = open_store()

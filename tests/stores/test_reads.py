@@ -110,3 +110,15 @@ def test_who_wants_all_marked_waits_for_marks_under_way() -> None:
     first.join(DEADLINE_S)
     second.join(DEADLINE_S)
     assert order == ["marked", "returned"]
+
+
+def test_what_is_read_after_the_end_is_not_marked_and_leaves_no_thread() -> None:
+    marked: list[Reads] = []
+    unmarked = UnmarkedReads(marked.append, LONG_S)
+    unmarked.add(batch(0))
+    (thread,) = waiting_threads()
+    unmarked.close()
+    unmarked.add(batch(1))
+    thread.join(DEADLINE_S)
+    assert waiting_threads() == []
+    assert marked == [batch(0)]

@@ -28,7 +28,7 @@ PHASES: Final = ("cold", "warm", "storm")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One engine's times. ``cold_s`` and ``warm_s`` are sums over its prompts."""
+    """One engine's times. ``cold_s`` and ``warm_s`` are medians over its prompts."""
 
     start_s: float
     cold_s: float
@@ -52,8 +52,8 @@ class Start:
         in_returns = sum(answer["connector"]["restored_tokens"] for answer in returns)
         return cls(
             start_s=raw["start_s"],
-            cold_s=sum(answer["first_token_s"] for answer in raw["first_visits"]),
-            warm_s=sum(answer["first_token_s"] for answer in returns),
+            cold_s=statistics.median(answer["first_token_s"] for answer in raw["first_visits"]),
+            warm_s=statistics.median(answer["first_token_s"] for answer in returns),
             storm_s=storm["wall_s"],
             gap_worst_s=max(gaps),
             gap_median_s=statistics.median(gaps),
@@ -103,7 +103,7 @@ def plan(model: str, cpus: tuple[int, ...], *, with_moonstep: bool) -> DemoPlan:
         cpus=cpus,
         prompt_tokens=1000,
         prompt_count=5,
-        return_count=1,
+        return_count=3,
         gap_returns=1,
         storm_requests=12,
         kv_blocks=64,

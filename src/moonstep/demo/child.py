@@ -32,8 +32,8 @@ def measure(session: Session, plan: DemoPlan, emit: Emit) -> dict[str, Any]:
     """Run every phase on a fresh session and return the figures as plain data.
 
     The order is the same with and without a connector. Between a prompt's first visit and its
-    return all other prompts pass through a KV memory that holds two, so the engine's own cache has
-    given its blocks away.
+    return all others have passed through a KV memory that holds less than half of them, so the
+    engine's own cache has given its blocks away.
     """
     prompts = _prompts(session, plan, plan.prompt_count, _SEED_PROMPTS)
     emit("warming up", 0, 1)
@@ -80,7 +80,7 @@ def _prompts(
 def _warm_up(session: Session, plan: DemoPlan) -> None:
     """A short prompt, so that the first that is measured does not pay for every first use.
 
-    What it pays for the first use of its size does not show in a median over prompts.
+    It still pays for the first use of its size, which a median over prompts does not show.
     """
     (short,) = _prompts(session, plan, 1, _SEED_WARM_UP, tokens=plan.block_tokens)
     session.answer(short, plan.answer_tokens)
@@ -112,8 +112,9 @@ def _gaps(
     floor: while one comes back that the engine still has."""
     emit("beside a decoding request", 0, 2)
     (steady,) = _prompts(session, plan, 1, _SEED_STEADY, tokens=plan.block_tokens)
-    # The first prompt was the last to come back where one does.
-    returning = prompts[1 : 1 + plan.gap_returns]
+    # Those that were not asked for the longest.
+    by_last_use = prompts[plan.return_count :] + prompts[: plan.return_count]
+    returning = by_last_use[: plan.gap_returns]
 
     def gaps(of: list[Prompt]) -> list[float]:
         return session.token_gaps(steady, of, plan.gap_spacing_tokens, plan.answer_tokens)

@@ -11,8 +11,9 @@ from typing import Any, Self
 class DemoPlan:
     """One engine's part of the demo.
 
-    The two that are compared side by side differ in ``with_moonstep`` alone. With a ``store`` the
-    engine only answers each prompt once.
+    The two that are compared side by side differ in ``with_moonstep``, and in how many prompts come
+    back: without a connector each costs what a new one does. With a ``store`` the engine only
+    answers each prompt once.
     """
 
     model: str

@@ -19,7 +19,7 @@ from moonstep.demo.plan import DemoPlan, usable_cpus
 from moonstep.demo.process import EngineFailed, engine_events
 from moonstep.demo.report import print_checks, print_figures
 
-_STORE_PROMPTS: Final = 2
+_STORE_PROMPTS: Final = 3
 """Fewer than elsewhere: two more engines start, and the demo is to stay short."""
 
 

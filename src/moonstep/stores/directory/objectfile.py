@@ -60,7 +60,12 @@ class Footer(NamedTuple):
         magic, length, nbytes, name = _FIELDS.unpack(fields)
         if magic != _MAGIC or length > _PARENT_BYTES:
             return None
-        return cls(nbytes, name[:length].decode())
+        try:
+            parent = name[:length].decode()
+        except UnicodeDecodeError:
+            return None
+        # It becomes a part of a path.
+        return cls(nbytes, parent) if parent.isprintable() and "/" not in parent else None
 
 
 def parent_name(key: Key, parent: Key | None) -> str:

@@ -40,17 +40,26 @@ class UnmarkedReads:
         self._batches: list[Reads] = []
         self._objects = 0
         self._timer: threading.Timer | None = None
+        self._is_closed = False
 
     def add(self, reads: Reads) -> None:
-        """Mark these in a moment."""
+        """Mark these in a moment; once closed, not at all."""
         if not reads.parents:
             return
         with self._lock:
+            if self._is_closed:
+                return
             self._batches.append(reads)
             self._objects += len(reads.parents)
             can_wait = self._objects < MOST_UNMARKED and self._has_timer()
         if not can_wait:
             self.mark()
+
+    def close(self) -> None:
+        """Mark what is not marked yet, and nothing that is read from now on."""
+        with self._lock:
+            self._is_closed = True
+        self.mark()
 
     def mark(self) -> None:
         """Mark now whatever is not marked yet. Afterwards no thread is left waiting to do it."""
@@ -66,7 +75,7 @@ class UnmarkedReads:
 
     def _has_timer(self) -> bool:
         """Whether a thread will mark in a moment. With the lock held."""
-        if self._timer is None:
+        if self._timer is None or not self._timer.is_alive():  # a fork leaves it behind
             timer = threading.Timer(self._delay_s, self.mark)
             timer.name, timer.daemon = "moonstep-uses", True
             try:

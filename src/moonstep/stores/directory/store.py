@@ -109,7 +109,7 @@ class DirectoryStore:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self.mark_reads()
+            self._reads.close()
             self._incoming.close()
             self._space.close()
 
