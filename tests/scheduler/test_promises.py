@@ -347,6 +347,14 @@ def test_a_load_that_nobody_computes_beside_any_more_is_copied_at_once() -> None
     assert plan.received == ("r",)
 
 
+def test_a_step_that_computes_nothing_is_not_one_without_requests() -> None:
+    """With pipeline parallelism a step may schedule nobody although requests decode."""
+    hand = hand_with_kept(**IDLE)
+    run_beside(hand)
+    hand.admit(make_request("r", 100), list(range(11, 18)))
+    assert blocks_of(hand.step().restores) == [11, 12]
+
+
 class _NoBlocks:
     """What the second call for a load that has ended may as well carry: the life has its table."""
 

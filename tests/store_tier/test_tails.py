@@ -18,7 +18,7 @@ from moonstep.groups import Group, GroupKind, reachable_tokens, replay_boundarie
 from moonstep.keys import Key
 from moonstep.scheduler.boundaries import Boundaries
 from moonstep.scheduler.lookup import JointLookup
-from moonstep.scheduler.objects import ObjectPlan, object_shape, tail_of
+from moonstep.scheduler.objects import ObjectPlan, object_shape, objects_of, tail_of
 from tests.scheduler.stock import BLOCK_BYTES, BLOCK_TOKENS, GROUPS, make_request
 from tests.store_tier.rig import Rig
 
@@ -39,6 +39,8 @@ class Store:
         self.groups = [WINDOW_ALONE] if groups == (WINDOW,) else list(groups)
         self.keys: set[Key] = set()
         self.blocks_of: dict[Key, int] = {}
+        self.absent: list[Key] = []
+        """What was fetched although it was not there."""
         self._settings = {"object_blocks": object_blocks, "min_fetch_tokens": min_fetch_tokens}
 
     def rig(self, **settings: object) -> Rig:
@@ -85,6 +87,7 @@ class Store:
                 keys = [rig.keys.current.key(o.group, 0, o.name) for o in job.objects]
                 sizes = [len(each.slots) for each in job.objects]
                 assert [self.blocks_of[key] for key in keys] == sizes, "known beforehand"
+                self.absent += [key for key in keys if key not in self.keys]
                 rig.end(job, [key in self.keys for key in keys])
         assert not rig.tier.is_pending(request)
         align = rig.tier._objects.align_tokens
@@ -112,6 +115,30 @@ def test_a_prompt_comes_back_as_if_the_host_cache_had_it(
         asked = tokens + more
         wanted = min(extension, reachable_tokens(store.groups, asked, asked - 1))
         assert store.read(make_request("more", asked)) == wanted
+
+
+@settings(deadline=None)
+@given(
+    groups=st.sampled_from([(FULL,), (FULL, COARSE)]),
+    tokens=st.integers(33, 300),
+    more=st.integers(0, 90),
+    object_blocks=st.integers(1, 6),
+)
+def test_what_whole_objects_hold_is_not_looked_for_in_tails(
+    groups: Sequence[Group], tokens: int, more: int, object_blocks: int
+) -> None:
+    """Nothing that the store has not is fetched, also where runs of two groups end apart."""
+    store = Store(groups, object_blocks)
+    rig, request = store.rig(), make_request("w", tokens)
+    store.write(request, rig)
+    whole = {
+        rig.keys.current.key(shape.group.index, 0, found.name)
+        for shape in rig.tier._objects.dense
+        for found in objects_of(shape, request.block_hashes, 0, len(request.block_hashes))
+    }
+    store.keys &= whole
+    store.read(make_request("again", tokens + more))
+    assert store.absent == []
 
 
 def test_an_idle_engine_steps_for_what_was_captured_after_a_request_ended() -> None:

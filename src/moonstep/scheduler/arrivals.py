@@ -50,6 +50,9 @@ class Arrival:
     state: FetchState = FetchState.LOOKING
     there: set[Mark] = field(default_factory=set)
     """Objects that the store says it has."""
+    whole: list[int] = field(default_factory=list)
+    """By group of full attention, how many whole objects there are here or there, from the first;
+    once the store has answered."""
     whole_tokens: int | None = None
     """How far whole objects of full attention reach, once the store has answered."""
     ends: list[int] = field(default_factory=list)

@@ -98,8 +98,11 @@ class FetchPlanner:
         missing = look.take(present, parts_of)
         arrival = look.arrival
         arrival.reaches = self._survey.reaches(arrival)
-        if present and (further := self._further(arrival)):
-            return missing, self._ask(arrival, further)
+        if present and self.arrivals.get(arrival.request.request_id) is arrival:
+            if further := self._further(arrival):
+                return missing, self._ask(arrival, further)
+            if arrival.ends:  # the host cache has all that is stored there
+                arrival.reaches = self._survey.reaches(arrival)
         arrival.known_tokens = max((reach.resume_tokens for reach in arrival.reaches), default=0)
         gain = arrival.known_tokens - self._survey.least_here(arrival)
         reason = self._reason_not_to_fetch(gain)

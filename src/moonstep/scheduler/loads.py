@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moonstep.config import Settings
-from moonstep.engine import SchedulerOutput
 from moonstep.scheduler.columns import Columns
 from moonstep.scheduler.index import HostIndex
 from moonstep.scheduler.witness import Witness
@@ -176,8 +175,11 @@ class LoadQueue:
         self._received.append(load.request_id)
 
 
-def slice_bytes(settings: Settings, output: SchedulerOutput) -> int:
-    """How much of the loads that are owed a step copies: it may be long if it computes nothing."""
-    if output.num_scheduled_tokens:
-        return settings.restore_slice_bytes
-    return max(settings.restore_slice_bytes, settings.idle_restore_bytes)
+def slice_bytes(settings: Settings, *, is_idle: bool) -> int:
+    """How much a step copies of the loads that are owed; ``is_idle``: no request has a life.
+
+    A step that computes nothing may yet be one in which requests decode (pipeline parallelism).
+    """
+    if is_idle:
+        return max(settings.restore_slice_bytes, settings.idle_restore_bytes)
+    return settings.restore_slice_bytes

@@ -184,7 +184,7 @@ class MooncakeStoreScheduler:
             self._allocations.grew(grown)
         if self._admitted:
             self._start_loads()
-        self._loads.advance(slice_bytes(self._settings, output))
+        self._loads.advance(slice_bytes(self._settings, is_idle=not self.lives))
         self._loads.end_step()
         self._sparse.end(finished)
         captures = self._plan_captures(output, victims)
@@ -262,8 +262,8 @@ class MooncakeStoreScheduler:
         return self.tier.is_idle and not (self._ledger or self._loads or self._holds)
 
     def has_pending_push_work(self) -> bool:
-        """Whether the engine should go on stepping although no request needs it."""
-        return self.tier.has_push_work()
+        """Whether the engine should step although no request needs it: a push may yet come."""
+        return self.tier.has_push_work() or (self._rests and bool(self._ledger))
 
     # Lives and their tables.
 

@@ -92,14 +92,14 @@ class Survey:
         """
         objects, whole = self._objects, arrival.whole_tokens
         if whole is None:
-            whole = arrival.whole_tokens = self._whole_tokens(arrival)
+            whole = arrival.whole_tokens = self._count_whole(arrival)
         highest = objects.below(whole)
         units = range(highest, 0, -objects.unit_tokens)
         if not objects.sparse:
             units = units[:1]
         # Below the end of whole objects these are read, whether or not there is a tail as well.
         ends = [Reach(end, max(end, min(objects.above(end), highest))) for end in arrival.ends]
-        reaches = {each for each in (arrival.top, *ends) if self._has_run(arrival, each, whole)}
+        reaches = {each for each in (arrival.top, *ends) if self._has_run(arrival, each)}
         reaches.update(Reach(end, end) for end in units)
         reaches.discard(Reach(0, arrival.top.end_tokens))
         ordered = sorted(reaches, key=lambda reach: (-reach.resume_tokens, reach.end_tokens))
@@ -109,10 +109,10 @@ class Survey:
 
     def up_to(self, arrival: Arrival, reach: Reach) -> Iterator[WantedObject]:
         """All objects that a resume there reads and the host cache had not at first."""
-        hashes = arrival.request.block_hashes
-        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
-            yield from all_of(shape, self._objects.run(shape, hashes, first, reach))
-        yield from self._objects.at(hashes, reach.resume_tokens)
+        rows = zip(self._objects.dense, arrival.first, arrival.whole, strict=True)
+        for shape, first, whole in rows:
+            yield from self._read(arrival, shape, first, whole, reach)
+        yield from self._objects.at(arrival.request.block_hashes, reach.resume_tokens)
 
     def least_here(self, arrival: Arrival) -> int:
         """Tokens from which on something has to be fetched."""
@@ -128,23 +128,36 @@ class Survey:
         run = self._index.written_run(group.index, names, 0, len(names))
         return -(-run // shape.blocks) if run == needed else run // shape.blocks
 
-    def _whole_tokens(self, arrival: Arrival) -> int:
-        """How far whole objects reach, those of the host cache and those that are there."""
+    def _count_whole(self, arrival: Arrival) -> int:
+        """Note how many whole objects there are, those of the host cache and those of the store;
+        how far all groups' reach, in tokens."""
         hashes, top = arrival.request.block_hashes, arrival.top
         reach = top.resume_tokens
         for shape, first in zip(self._objects.dense, arrival.first, strict=True):
             stop = hit_blocks(shape.group, top.end_tokens).stop // shape.blocks
             objects = all_of(shape, objects_of(shape, hashes, first, stop))
             run = sum(1 for _ in takewhile(lambda each: self._is_there(arrival, each), objects))
+            arrival.whole.append(first + run)
             reach = min(reach, (first + run) * shape.tokens - self._objects.proof_tokens)
         return max(0, reach)
 
-    def _has_run(self, arrival: Arrival, reach: Reach, whole_tokens: int) -> bool:
-        """Whether all of full attention is there, given how far whole objects reach."""
+    def _read(
+        self, arrival: Arrival, shape: ObjectShape, first: int, whole: int, reach: Reach
+    ) -> Iterable[WantedObject]:
+        """What a resume there reads of a group of full attention, from object ``first`` on.
+
+        Whole objects where they suffice, whatever ends within the last of them.
+        """
         hashes = arrival.request.block_hashes
-        for shape, first in zip(self._objects.dense, arrival.first, strict=True):
-            start = max(first, whole_tokens // shape.tokens)
-            objects = all_of(shape, self._objects.run(shape, hashes, start, reach))
+        count = -(-hit_blocks(shape.group, reach.resume_tokens).stop // shape.blocks)
+        if count <= whole:
+            return all_of(shape, objects_of(shape, hashes, first, count))
+        return all_of(shape, self._objects.run(shape, hashes, first, reach))
+
+    def _has_run(self, arrival: Arrival, reach: Reach) -> bool:
+        """Whether all of full attention is there that a resume there reads."""
+        for shape, whole in zip(self._objects.dense, arrival.whole, strict=True):
+            objects = self._read(arrival, shape, whole, whole, reach)
             if any(True for _ in self._lacking(arrival, objects)):
                 return False
         return True
