@@ -36,7 +36,9 @@ app.command(epilog=bench_traces.RETENTION_EXAMPLES)(bench_traces.retention)
 def schedule(
     part: Annotated[
         list[str] | None,
-        typer.Option(help="idle, fill, saves, prompt, lookup or pending; several if wanted."),
+        typer.Option(
+            help="idle, fill, saves, prompt, lookup, joint or pending; several if wanted."
+        ),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of 16 steps in which the halves take turns.")
