@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 
 from moonstep.audit import connectors, driver, grid, groupsets, pool, scenarios, shape
-from moonstep.audit.audit import Order, Verdict
+from moonstep.audit.audit import Order, Verdict, plan
 from moonstep.audit.engineconfig import ConnectorChoice
 from moonstep.audit.findings import Kind
+from moonstep.audit.jobs import ScenarioJob
 from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play
 from moonstep.audit.shape import Cell, Shape
 from moonstep.cli.main import app
@@ -54,6 +55,20 @@ def test_cells_are_chosen_by_what_their_name_begins_with() -> None:
     assert {cell.blocks for cell in grid.chosen(["full+window/16"])} == {"16"}
     with pytest.raises(ValueError, match="no cell 'full/8'"):
         grid.chosen(["full/8"])
+
+
+def test_a_scenario_alone_is_played_as_it_is_among_the_others() -> None:
+    """Or the replay command of a finding would play something else."""
+    for cell in CELLS:
+        together = plan(Order(MOONSTEP, grid.SCENARIOS, 0, 0, 1, cell=cell))[0]
+        for name in grid.SCENARIOS:
+            alone = plan(Order(MOONSTEP, (name,), 0, 0, 1, cell=cell))[0]
+            wanted = [job for job in together if isinstance(job, ScenarioJob)]
+            assert alone == [job for job in wanted if job.scenario == name], cell.name
+            assert alone
+    assert sorted(grid.turn_of(one.name) for one in scenarios.ALL) == list(
+        range(len(scenarios.ALL))
+    )
 
 
 def test_both_runners_together_play_a_scenario_in_all_settings_and_schedulings() -> None:
@@ -165,6 +180,7 @@ def test_a_run_over_cells_writes_a_row_for_each(tmp_path: Path) -> None:
 
 
 def test_examples_in_the_text_hold() -> None:
-    results = doctest.testmod(shape)
-    assert results.attempted > 2
-    assert results.failed == 0
+    for module in (shape, grid):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0

@@ -127,9 +127,9 @@ def plan(order: Order) -> tuple[list[Job], list[Job]]:
 def _stagings(order: Order) -> Iterator[tuple[str, str, Shape]]:
     """Scenario, variant and shape: all eight shapes, or those of a cell."""
     variants = connectors.variants_of(order.connector)
-    for turn, name in enumerate(order.scenarios):
+    for name in order.scenarios:
         if order.cell is not None:
-            for variant, shape in grid.stagings(order.cell, variants, turn):
+            for variant, shape in grid.stagings(order.cell, variants, grid.turn_of(name)):
                 yield name, variant, shape
             continue
         for variant in variants:

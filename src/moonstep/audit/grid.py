@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from moonstep.audit import scenarios
 from moonstep.audit.scenarios.hybrid import of_block
 from moonstep.audit.scenarios.stage import BASE, Status
 from moonstep.audit.shape import LONGER_TIMES, Cell, Groups, Runner, Shape
@@ -78,8 +79,18 @@ def shape_of(cell: Cell, number: int) -> Shape:
     )
 
 
+def turn_of(name: str) -> int:
+    """The number of a scenario in every cell, whichever others are played with it.
+
+    >>> turn_of("round-trip"), turn_of("answered")
+    (0, 3)
+    """
+    others = (one.name for one in scenarios.ALL if one.name not in SCENARIOS)
+    return (*SCENARIOS, *others).index(name)
+
+
 def stagings(cell: Cell, variants: Sequence[str], turn: int) -> Iterator[tuple[str, Shape]]:
-    """Variant and shape of each run of the cell's scenario number `turn`.
+    """Variant and shape of each run of a scenario in a cell; `turn` is the scenario's number.
 
     Each runner has half of the variants, the other half in the next turn; a single one is for both.
     """
