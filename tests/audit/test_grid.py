@@ -179,6 +179,26 @@ def test_a_run_over_cells_writes_a_row_for_each(tmp_path: Path) -> None:
     assert "full/16/plain/v1" in result.stdout
 
 
+@pytest.mark.parametrize("scenario", ["none", "round-trip-wide"])
+def test_a_cell_whose_histories_are_all_refused_is_refused(tmp_path: Path, scenario: str) -> None:
+    """Also where a scenario does not apply: nothing was played that could have promised."""
+    out = tmp_path / "grid.json"
+    arguments = ["--grid", "full+state/16/drafts/v2", "--scenario", scenario, "--steps", "60"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1", "--json", str(out)])
+    assert result.exit_code == 0, result.stdout
+    (row,) = json.loads(out.read_text())["cells"]
+    assert "beside recurrent layers" in row["refused"]
+    assert "nothing was promised" not in result.stdout
+
+
+def test_a_history_that_promises_nothing_replays_without_findings() -> None:
+    """Only the grid's scenarios have to promise something: what they warm is asked for again."""
+    arguments = ["--grid", "full/64/plain/v1", "--scenario", "none", "--steps", "1"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1"])
+    assert "0 findings" in result.stdout
+    assert result.exit_code == 0, result.stdout
+
+
 def test_examples_in_the_text_hold() -> None:
     for module in (shape, grid):
         results = doctest.testmod(module)

@@ -64,12 +64,13 @@ class RandomFinding:
 
 @dataclass(slots=True)
 class Verdict:
-    """What an audit came to."""
+    """What an audit came to; `refusal` says why the connector refused a history, if it did."""
 
     order: Order
     results: list[Result] = field(default_factory=list)
     histories: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    refusal: str = ""
     random_findings: list[RandomFinding] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -214,6 +215,7 @@ def _note(verdict: Verdict, done: Done) -> None:
     finding = _lost(done.problem, job.deadline_s) if done.problem else done.value.finding
     if finding is not None and finding.kind is Kind.REFUSED:
         verdict.counts["refused"] += 1
+        verdict.refusal = verdict.refusal or finding.detail
         return
     if done.problem is None:
         verdict.counts.update(done.value.counts)
