@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 
-from moonstep.audit import connectors, driver, grid, groupsets, pool, scenarios, shape
+from moonstep.audit import connectors, driver, grid, groupsets, pool, reach, scenarios, shape
 from moonstep.audit.audit import Order, Verdict, plan
 from moonstep.audit.engineconfig import ConnectorChoice
 from moonstep.audit.findings import Kind
 from moonstep.audit.jobs import ScenarioJob
-from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play
+from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play, with_groups
 from moonstep.audit.shape import Cell, Shape
 from moonstep.cli.main import app
 
@@ -89,6 +89,19 @@ def test_blocks_are_unequal_as_the_engine_makes_them(cell: Cell) -> None:
     assert unify_kv_cache_spec_page_size(given) == wanted
     tokens = {spec.block_size for spec in wanted.values()}
     assert tokens == {16, 16 * cell.longer_times}
+
+
+@pytest.mark.parametrize(
+    "cell", [cell for cell in CELLS if "window" in cell.groups], ids=lambda cell: cell.name
+)
+def test_wide_windows_need_more_than_two_of_their_blocks(cell: Cell) -> None:
+    made = with_groups(grid.shape_of(cell, 0), cell.groups)
+    if cell.longer:
+        made = shape.lengthened(made, cell.longer, cell.longer_times)
+    made = scenarios.by_name("round-trip-wide").regroup(made)
+    tokens = groupsets.block_tokens(made, "window")
+    needed = reach.needed_blocks(8 * tokens, tokens, made.window_tokens, recurrent=False)
+    assert len(needed) > 2
 
 
 @pytest.mark.parametrize("place", LARGE, ids="/".join)
