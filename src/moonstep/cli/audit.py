@@ -102,7 +102,8 @@ def audit(
     """Audit a KV connector: the real vLLM scheduler, real KV memory on the CPU, no model.
 
     Named scenarios and random histories drive both halves of the connector; every byte it loads
-    or keeps is compared with what the tokens demand. Exit status 1 means that there are findings.
+    or keeps is compared with what the tokens demand. Exit status 1 means that there are findings,
+    that a scenario was not reached, or that in a cell of the grid nothing was promised.
     """
     from rich.console import Console
 
