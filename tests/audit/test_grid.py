@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import doctest
 import json
+import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hybrid_mutants
@@ -19,6 +22,7 @@ from moonstep.audit.findings import Kind
 from moonstep.audit.jobs import ScenarioJob
 from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play, with_groups
 from moonstep.audit.shape import Cell, Shape
+from moonstep.cli import progress
 from moonstep.cli.main import app
 
 MOONSTEP = ConnectorChoice("MoonstepConnector")
@@ -210,6 +214,34 @@ def test_a_history_that_promises_nothing_replays_without_findings() -> None:
     result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1"])
     assert "0 findings" in result.stdout
     assert result.exit_code == 0, result.stdout
+
+
+@pytest.mark.parametrize(("is_stopped", "status"), [(True, 130), (False, 1)])
+def test_cells_that_are_over_are_written_whatever_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool, status: int
+) -> None:
+    """Ctrl-C, or an error, in the second cell."""
+
+    @contextmanager
+    def watched(console: object) -> Iterator[Callable[[str, int, int], None]]:
+        def told(phase: str, done: int, total: int) -> None:
+            if "(2 of 2)" in phase and is_stopped:
+                signal.raise_signal(signal.SIGINT)
+            elif "(2 of 2)" in phase:
+                raise RuntimeError("no more")
+
+        yield told
+
+    monkeypatch.setattr(progress, "progress", watched)
+    out = tmp_path / "grid.json"
+    arguments = ["--grid", "full/16/plain", "--scenario", "answered", "--steps", "0"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1", "--json", str(out)])
+    assert result.exit_code == status, result.stdout
+    written = json.loads(out.read_text())
+    assert [cell["name"] for cell in written["cells"]] == ["full/16/plain/v1"]
+    assert written["cells_wanted"] == 2
+    assert "full/16/plain/v1" in result.stdout
+    assert "1 of 2 were run" in result.stdout
 
 
 def test_examples_in_the_text_hold() -> None:

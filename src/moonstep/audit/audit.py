@@ -140,19 +140,22 @@ def _stagings(order: Order) -> Iterator[tuple[str, str, Shape]]:
 
 def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
     """Run one audit; see `perform_each`."""
-    return perform_each([order], told)[0]
+    (verdict,) = perform_each([order], told)
+    return verdict
 
 
-def perform_each(orders: Sequence[Order], told: Callable[[str, int, int], None]) -> list[Verdict]:
+def perform_each(
+    orders: Sequence[Order], told: Callable[[str, int, int], None]
+) -> Iterator[Verdict]:
     """Run audits of one connector; `told(phase, done, total)` hears of progress.
 
-    They share processes, so all have the first one's connector, `jobs` and `real_store`.
+    Each verdict is there as soon as its audit is over. They share processes, so all have the first
+    one's connector, `jobs` and `real_store`.
     `ValueError` when there is no real store to drive the connector over, and there should be.
     """
     first = orders[0]
     if first.real_store:
         connectors.use_real_store(first.connector.name)
-    verdicts = []
     with Pool(first.jobs, first.connector.name, real_store=first.real_store) as pool:
         for number, order in enumerate(orders, 1):
             among = f"{order.place} ({number} of {len(orders)}), " if len(orders) > 1 else ""
@@ -161,9 +164,9 @@ def perform_each(orders: Sequence[Order], told: Callable[[str, int, int], None])
                 told(among + phase, done, total)
 
             started = time.perf_counter()
-            verdicts.append(_perform(order, pool, tell))
-            verdicts[-1].seconds = time.perf_counter() - started
-    return verdicts
+            verdict = _perform(order, pool, tell)
+            verdict.seconds = time.perf_counter() - started
+            yield verdict
 
 
 def _perform(order: Order, pool: Pool, told: Callable[[str, int, int], None]) -> Verdict:
