@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import doctest
 import json
+import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hybrid_mutants
@@ -12,12 +15,14 @@ import pytest
 from typer.testing import CliRunner
 from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 
-from moonstep.audit import connectors, driver, grid, groupsets, pool, scenarios, shape
-from moonstep.audit.audit import Order, Verdict
+from moonstep.audit import connectors, driver, grid, groupsets, pool, reach, scenarios, shape
+from moonstep.audit.audit import Order, Verdict, plan
 from moonstep.audit.engineconfig import ConnectorChoice
 from moonstep.audit.findings import Kind
-from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play
+from moonstep.audit.jobs import ScenarioJob
+from moonstep.audit.scenarios.stage import Result, Scenario, Stage, Status, play, with_groups
 from moonstep.audit.shape import Cell, Shape
+from moonstep.cli import progress
 from moonstep.cli.main import app
 
 MOONSTEP = ConnectorChoice("MoonstepConnector")
@@ -56,6 +61,20 @@ def test_cells_are_chosen_by_what_their_name_begins_with() -> None:
         grid.chosen(["full/8"])
 
 
+def test_a_scenario_alone_is_played_as_it_is_among_the_others() -> None:
+    """Or the replay command of a finding would play something else."""
+    for cell in CELLS:
+        together = plan(Order(MOONSTEP, grid.SCENARIOS, 0, 0, 1, cell=cell))[0]
+        for name in grid.SCENARIOS:
+            alone = plan(Order(MOONSTEP, (name,), 0, 0, 1, cell=cell))[0]
+            wanted = [job for job in together if isinstance(job, ScenarioJob)]
+            assert alone == [job for job in wanted if job.scenario == name], cell.name
+            assert alone
+    assert sorted(grid.turn_of(one.name) for one in scenarios.ALL) == list(
+        range(len(scenarios.ALL))
+    )
+
+
 def test_both_runners_together_play_a_scenario_in_all_settings_and_schedulings() -> None:
     cells = grid.chosen(["full/16/plain"])
     for turn in range(2):
@@ -74,6 +93,19 @@ def test_blocks_are_unequal_as_the_engine_makes_them(cell: Cell) -> None:
     assert unify_kv_cache_spec_page_size(given) == wanted
     tokens = {spec.block_size for spec in wanted.values()}
     assert tokens == {16, 16 * cell.longer_times}
+
+
+@pytest.mark.parametrize(
+    "cell", [cell for cell in CELLS if "window" in cell.groups], ids=lambda cell: cell.name
+)
+def test_wide_windows_need_more_than_two_of_their_blocks(cell: Cell) -> None:
+    made = with_groups(grid.shape_of(cell, 0), cell.groups)
+    if cell.longer:
+        made = shape.lengthened(made, cell.longer, cell.longer_times)
+    made = scenarios.by_name("round-trip-wide").regroup(made)
+    tokens = groupsets.block_tokens(made, "window")
+    needed = reach.needed_blocks(8 * tokens, tokens, made.window_tokens, recurrent=False)
+    assert len(needed) > 2
 
 
 @pytest.mark.parametrize("place", LARGE, ids="/".join)
@@ -164,7 +196,56 @@ def test_a_run_over_cells_writes_a_row_for_each(tmp_path: Path) -> None:
     assert "full/16/plain/v1" in result.stdout
 
 
+@pytest.mark.parametrize("scenario", ["none", "round-trip-wide"])
+def test_a_cell_whose_histories_are_all_refused_is_refused(tmp_path: Path, scenario: str) -> None:
+    """Also where a scenario does not apply: nothing was played that could have promised."""
+    out = tmp_path / "grid.json"
+    arguments = ["--grid", "full+state/16/drafts/v2", "--scenario", scenario, "--steps", "60"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1", "--json", str(out)])
+    assert result.exit_code == 0, result.stdout
+    (row,) = json.loads(out.read_text())["cells"]
+    assert "beside recurrent layers" in row["refused"]
+    assert "nothing was promised" not in result.stdout
+
+
+def test_a_history_that_promises_nothing_replays_without_findings() -> None:
+    """Only the grid's scenarios have to promise something: what they warm is asked for again."""
+    arguments = ["--grid", "full/64/plain/v1", "--scenario", "none", "--steps", "1"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1"])
+    assert "0 findings" in result.stdout
+    assert result.exit_code == 0, result.stdout
+
+
+@pytest.mark.parametrize(("is_stopped", "status"), [(True, 130), (False, 1)])
+def test_cells_that_are_over_are_written_whatever_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool, status: int
+) -> None:
+    """Ctrl-C, or an error, in the second cell."""
+
+    @contextmanager
+    def watched(console: object) -> Iterator[Callable[[str, int, int], None]]:
+        def told(phase: str, done: int, total: int) -> None:
+            if "(2 of 2)" in phase and is_stopped:
+                signal.raise_signal(signal.SIGINT)
+            elif "(2 of 2)" in phase:
+                raise RuntimeError("no more")
+
+        yield told
+
+    monkeypatch.setattr(progress, "progress", watched)
+    out = tmp_path / "grid.json"
+    arguments = ["--grid", "full/16/plain", "--scenario", "answered", "--steps", "0"]
+    result = CliRunner().invoke(app, ["audit", *arguments, "--jobs", "1", "--json", str(out)])
+    assert result.exit_code == status, result.stdout
+    written = json.loads(out.read_text())
+    assert [cell["name"] for cell in written["cells"]] == ["full/16/plain/v1"]
+    assert written["cells_wanted"] == 2
+    assert "full/16/plain/v1" in result.stdout
+    assert "1 of 2 were run" in result.stdout
+
+
 def test_examples_in_the_text_hold() -> None:
-    results = doctest.testmod(shape)
-    assert results.attempted > 2
-    assert results.failed == 0
+    for module in (shape, grid):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -41,6 +42,17 @@ def test_what_hangs_or_dies_is_told_and_the_rest_is_done() -> None:
         4: (8, None),
         5: (10, None),
     }
+
+
+def test_a_process_that_died_between_jobs_is_replaced() -> None:
+    with Pool(1, None) as pool:
+        assert [one.value for one in pool.run([Numbers((1,))])] == [2]  # type: ignore[list-item]
+        for process in multiprocessing.active_children():
+            if process.name == "audit":
+                process.kill()
+                process.join(20.0)
+        (done,) = pool.run([Numbers((2,))])  # type: ignore[list-item]
+    assert (done.value, done.problem) == (4, None)
 
 
 def test_no_further_job_begins_once_it_is_enough() -> None:

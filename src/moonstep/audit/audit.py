@@ -64,12 +64,13 @@ class RandomFinding:
 
 @dataclass(slots=True)
 class Verdict:
-    """What an audit came to."""
+    """What an audit came to; `refusal` says why the connector refused a history, if it did."""
 
     order: Order
     results: list[Result] = field(default_factory=list)
     histories: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    refusal: str = ""
     random_findings: list[RandomFinding] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -127,9 +128,9 @@ def plan(order: Order) -> tuple[list[Job], list[Job]]:
 def _stagings(order: Order) -> Iterator[tuple[str, str, Shape]]:
     """Scenario, variant and shape: all eight shapes, or those of a cell."""
     variants = connectors.variants_of(order.connector)
-    for turn, name in enumerate(order.scenarios):
+    for name in order.scenarios:
         if order.cell is not None:
-            for variant, shape in grid.stagings(order.cell, variants, turn):
+            for variant, shape in grid.stagings(order.cell, variants, grid.turn_of(name)):
                 yield name, variant, shape
             continue
         for variant in variants:
@@ -139,19 +140,22 @@ def _stagings(order: Order) -> Iterator[tuple[str, str, Shape]]:
 
 def perform(order: Order, told: Callable[[str, int, int], None]) -> Verdict:
     """Run one audit; see `perform_each`."""
-    return perform_each([order], told)[0]
+    (verdict,) = perform_each([order], told)
+    return verdict
 
 
-def perform_each(orders: Sequence[Order], told: Callable[[str, int, int], None]) -> list[Verdict]:
+def perform_each(
+    orders: Sequence[Order], told: Callable[[str, int, int], None]
+) -> Iterator[Verdict]:
     """Run audits of one connector; `told(phase, done, total)` hears of progress.
 
-    They share processes, so all have the first one's connector, `jobs` and `real_store`.
+    Each verdict is there as soon as its audit is over. They share processes, so all have the first
+    one's connector, `jobs` and `real_store`.
     `ValueError` when there is no real store to drive the connector over, and there should be.
     """
     first = orders[0]
     if first.real_store:
         connectors.use_real_store(first.connector.name)
-    verdicts = []
     with Pool(first.jobs, first.connector.name, real_store=first.real_store) as pool:
         for number, order in enumerate(orders, 1):
             among = f"{order.place} ({number} of {len(orders)}), " if len(orders) > 1 else ""
@@ -160,9 +164,9 @@ def perform_each(orders: Sequence[Order], told: Callable[[str, int, int], None])
                 told(among + phase, done, total)
 
             started = time.perf_counter()
-            verdicts.append(_perform(order, pool, tell))
-            verdicts[-1].seconds = time.perf_counter() - started
-    return verdicts
+            verdict = _perform(order, pool, tell)
+            verdict.seconds = time.perf_counter() - started
+            yield verdict
 
 
 def _perform(order: Order, pool: Pool, told: Callable[[str, int, int], None]) -> Verdict:
@@ -214,6 +218,7 @@ def _note(verdict: Verdict, done: Done) -> None:
     finding = _lost(done.problem, job.deadline_s) if done.problem else done.value.finding
     if finding is not None and finding.kind is Kind.REFUSED:
         verdict.counts["refused"] += 1
+        verdict.refusal = verdict.refusal or finding.detail
         return
     if done.problem is None:
         verdict.counts.update(done.value.counts)

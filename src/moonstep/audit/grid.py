@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from moonstep.audit import scenarios
 from moonstep.audit.scenarios.hybrid import of_block
-from moonstep.audit.scenarios.stage import BASE, Status
+from moonstep.audit.scenarios.stage import BASE, REFUSED, Status
 from moonstep.audit.shape import LONGER_TIMES, Cell, Groups, Runner, Shape
 
 if TYPE_CHECKING:
@@ -78,8 +79,18 @@ def shape_of(cell: Cell, number: int) -> Shape:
     )
 
 
+def turn_of(name: str) -> int:
+    """The number of a scenario in every cell, whichever others are played with it.
+
+    >>> turn_of("round-trip"), turn_of("answered")
+    (0, 3)
+    """
+    others = (one.name for one in scenarios.ALL if one.name not in SCENARIOS)
+    return (*SCENARIOS, *others).index(name)
+
+
 def stagings(cell: Cell, variants: Sequence[str], turn: int) -> Iterator[tuple[str, Shape]]:
-    """Variant and shape of each run of the cell's scenario number `turn`.
+    """Variant and shape of each run of a scenario in a cell; `turn` is the scenario's number.
 
     Each runner has half of the variants, the other half in the next turn; a single one is for both.
     """
@@ -95,6 +106,7 @@ class Row:
 
     `promised_tokens` were promised and given blocks; each was compared in every group when it was
     counted as computed. `refused` says why the connector does not start there, or nothing.
+    `has_to_promise`: scenarios ran that do not pass without a promise (`SCENARIOS`).
     """
 
     cell: Cell
@@ -105,11 +117,12 @@ class Row:
     findings: int
     not_reached: int
     refused: str = ""
+    has_to_promise: bool = False
 
     @property
     def is_unproven(self) -> bool:
-        """Whether nothing was promised although the connector started."""
-        return not self.refused and self.promised_tokens == 0
+        """Whether nothing was promised although there was something to promise."""
+        return self.has_to_promise and self.promised_tokens == 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -122,8 +135,10 @@ def row_of(verdict: Verdict) -> Row:
     assert cell is not None
     played = [r for r in verdict.results if r.status is not Status.NOT_APPLICABLE]
     histories = verdict.histories - verdict.counts["refused"]
-    reasons = [r.reason for r in verdict.results if r.reason.startswith("refused: ")]
-    refused = reasons[0] if reasons and not played and not histories else ""
+    reasons = [r.reason for r in verdict.results if r.reason.startswith(REFUSED)]
+    reasons.append(verdict.refusal)
+    refused = "" if played or histories else reasons[0]
+    ran = {r.scenario for r in verdict.results if r.counts.get("steps")}
     return Row(
         cell,
         len(played),
@@ -132,5 +147,6 @@ def row_of(verdict: Verdict) -> Row:
         sum(r.counts.get("loaded_tokens", 0) for r in played) + verdict.counts["loaded_tokens"],
         verdict.finding_count,
         verdict.not_reached_count,
-        refused.removeprefix("refused: "),
+        refused.removeprefix(REFUSED),
+        not ran.isdisjoint(SCENARIOS),
     )

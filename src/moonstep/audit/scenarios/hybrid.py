@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moonstep.audit import checks, connectors, reach
 from moonstep.audit.findings import Kind
-from moonstep.audit.groupsets import scheduler_block_tokens
+from moonstep.audit.groupsets import block_tokens, scheduler_block_tokens
 from moonstep.audit.scenarios.stage import DoesNotApply, Scenario
 from moonstep.audit.shape import lengthened
 
@@ -188,10 +188,10 @@ def draft_three(shape: Shape) -> Shape:
 
 
 def wide_window(shape: Shape) -> Shape:
-    """A window of more than two blocks, which ends inside one."""
+    """A window of more than two of its blocks, which ends inside one."""
     if "window" not in shape.kinds:
         raise DoesNotApply("no windows")
-    return replace(shape, window_tokens=2 * shape.block_tokens + 3)
+    return replace(shape, window_tokens=2 * block_tokens(shape, "window") + 3)
 
 
 def every_interval(shape: Shape) -> Shape:

@@ -28,6 +28,8 @@ FILLERS = 8
 """How many different prompts push others out of the engine; they are computed, never loaded."""
 MOST_ROUNDS = 8
 """How often as many prompts as memory holds are enough to push everything out of it."""
+REFUSED = "refused: "
+"""How the reason of a result begins where the connector did not start."""
 
 
 class Status(enum.StrEnum):
@@ -231,7 +233,7 @@ def play(
     outcome = driver.run(shape, connectors.varied(connector, shape, variant), body, limits)
     status = status_of(outcome.finding)
     if outcome.finding is not None and outcome.finding.kind is Kind.REFUSED:
-        reasons.append(f"refused: {outcome.finding.detail}")
+        reasons.append(REFUSED + outcome.finding.detail)
         outcome.finding = None
     elif reasons and outcome.finding is None:
         status = Status.NOT_APPLICABLE
