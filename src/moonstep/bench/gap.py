@@ -109,10 +109,11 @@ def plan(
     """
     engine = DemoPlan(model, with_moonstep=True, cpus=cpus)
     block_tokens = engine.block_tokens
-    # The engine may still hold the first few blocks of a prompt that comes back.
-    blocks = -(-restore_bytes // (block_tokens * token_bytes)) + _SPARE_BLOCKS
     decoded_tokens = block_tokens + 2 * WINDOW_TOKENS * restores + 1
     decoding_blocks = -(-decoded_tokens // block_tokens)
+    # The engine may still hold the first few blocks of a prompt that comes back, among them as many
+    # as the request that decodes has yet to take.
+    blocks = -(-restore_bytes // (block_tokens * token_bytes)) + _SPARE_BLOCKS + decoding_blocks
     return GapPlan(
         engine=replace(
             engine,
