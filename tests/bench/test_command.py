@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moonstep.bench.starts import Outcome, Start, as_table
+from moonstep.bench.starts import Outcome, Start, as_table, plan
 from moonstep.cli.bench import app
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_head.jsonl.xz"
@@ -72,6 +72,15 @@ def test_starts_are_compared_by_their_ratio() -> None:
     assert outcome.ratio("storm").low == pytest.approx(0.5)
     assert outcome.answers_differ == 0
     assert as_table(outcome).row_count == 10
+
+
+def test_a_starts_engine_holds_its_longest_request_and_not_all_its_prompts() -> None:
+    engine = plan("", (), with_moonstep=True)
+    held_tokens = (engine.kv_blocks - 1) * engine.block_tokens
+    assert engine.prompt_tokens + engine.answer_tokens < engine.max_model_tokens <= held_tokens
+    assert held_tokens < engine.prompt_count * engine.prompt_tokens
+    least_tokens = engine.storm_prompt_tokens - engine.block_tokens + engine.storm_answer_tokens
+    assert engine.storm_requests * least_tokens > held_tokens, "a storm preempts"
 
 
 def test_answers_that_differ_are_counted() -> None:

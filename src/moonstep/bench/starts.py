@@ -105,8 +105,9 @@ def plan(model: str, cpus: tuple[int, ...], *, with_moonstep: bool) -> DemoPlan:
         prompt_count=5,
         return_count=3,
         gap_returns=1,
-        storm_requests=12,
+        storm_requests=15,
         kv_blocks=64,
+        max_model_tokens=2048,
     )
 
 
