@@ -104,16 +104,16 @@ class Offers:
     def look_again(self) -> None:
         """Offer what is stored where prefixes end, as soon as all of it has been captured."""
         for _ in range(len(self._ended)):
-            ended = self._ended.popleft()
-            objects = self._named(ended) if ended.objects is None else ended.objects
-            if self._are_here(objects):
-                self._offer(ended.request, objects or ())
+            ended = self._named(self._ended.popleft())
+            objects = self._ready(ended)
+            if objects is not None:
+                self._offer(ended.request, objects)
             elif ended.looks < _MOST_LOOKS:
-                self._ended.append(ended._replace(objects=objects, looks=ended.looks + 1))
+                self._ended.append(ended._replace(looks=ended.looks + 1))
 
     def has_ready(self) -> bool:
         """Whether the next look offers anything: what was missing has been captured since."""
-        return any(self._are_here(ended.objects or self._named(ended)) for ended in self._ended)
+        return any(self._ready(self._named(ended)) is not None for ended in self._ended)
 
     def reset(self) -> None:
         """New keys: what has not been offered is from before."""
@@ -140,15 +140,23 @@ class Offers:
         if is_boundary and boundary_tokens >= self._settings.min_fetch_tokens:
             self._ended.append(Ended(request, boundary_tokens))
 
-    def _named(self, ended: Ended) -> tuple[WantedObject, ...] | None:
-        """All that is stored because a prefix ends there; ``None`` while it is not hashed so far.
+    def _named(self, ended: Ended) -> Ended:
+        """With all that is stored because a prefix ends there, once it is hashed so far.
 
         From a part of it nobody could go on.
         """
         request, end_tokens = ended.request, ended.boundary_tokens
+        if ended.objects is not None:
+            return ended
         if self._objects.end(end_tokens, self._hashed_tokens(request)) < end_tokens:
-            return None
-        return tuple(self._objects.ending(request.block_hashes, end_tokens))
+            return ended
+        return ended._replace(objects=tuple(self._objects.ending(request.block_hashes, end_tokens)))
+
+    def _ready(self, ended: Ended) -> tuple[WantedObject, ...] | None:
+        """What is stored there, if it can be named and all of it is here."""
+        if ended.objects is not None and all(map(self._is_here, ended.objects)):
+            return ended.objects
+        return None
 
     def _offer(self, request: Request, objects: Iterable[WantedObject]) -> None:
         """Push these objects, as far as they are here."""
@@ -158,9 +166,6 @@ class Offers:
         for each in objects:
             if self._is_here(each):
                 self._queue.offer(request.request_id, each.shape.group.index, [each.names])
-
-    def _are_here(self, objects: Iterable[WantedObject] | None) -> bool:
-        return objects is not None and all(map(self._is_here, objects))
 
     def _is_here(self, each: WantedObject) -> bool:
         return self._index.has_written(each.shape.group.index, each.names.names)
